@@ -1,0 +1,1 @@
+"""bitmill: client stubs, typed clients and the command line."""

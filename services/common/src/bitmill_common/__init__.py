@@ -1,0 +1,1 @@
+"""What both bitmill services share: errors, object store, artifacts, server scaffolding, logging."""

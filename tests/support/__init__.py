@@ -1,0 +1,1 @@
+"""What several test folders share: fakes behind the ports, small checkpoints, servers."""
