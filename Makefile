@@ -5,47 +5,104 @@ SHELL := /bin/bash
 
 PYTHON ?= python3.11
 SCHEME ?= W4A16
+# `make setup DEVICE=gpu` on a host with NVIDIA GPUs.
+DEVICE ?= cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+QUANTIZER := services/quantizer
+INFERENCE := services/inference
 ENGINE := services/quantizer/engines/llmcompressor
-DEV_BIN := .venv/bin
+PACKAGES := clients/python services/common $(QUANTIZER) $(INFERENCE)
+SOURCES := clients/python/src services/common/src $(QUANTIZER)/src $(INFERENCE)/src $(ENGINE)/src
 EXAMPLE := build/checkpoints/smollm2-135m-instruct
+PROTO_FILES = $(shell find protos -name '*.proto' | sort)
+COMPILE := .venv/bin/uv pip compile -q --no-header --no-annotate --python-version 3.11 \
+  --python-platform x86_64-manylinux_2_35 --no-emit-package bitmill --no-emit-package bitmill-common
 
-# An environment is a virtualenv and a stamp; the stamp is newer than the lock file that made it.
-STAMPS := .venv/.ready services/quantizer/.venv/.ready $(ENGINE)/.venv/.ready services/inference/.venv/.ready
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 28
 
-define make_venv # $(1) folder of the virtualenv, $(2) lock file, $(3) local packages
+.PHONY: demo
+demo: setup $(EXAMPLE)/config.json ## the main job: quantize a real model by RPC, serve it, stream an answer (SCHEME=W8A8_INT8 for int8)
+	.venv/bin/python examples/demo.py --scheme $(SCHEME) --checkpoint $(EXAMPLE)
+
+.PHONY: test
+test: setup $(EXAMPLE)/config.json ## every test
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: check
+check: .venv/.ready ## lint, types, protos, and whether the committed stubs are what the protos say
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy $(SOURCES)
+	.venv/bin/buf lint
+	.venv/bin/buf format --diff --exit-code
+	if git ls-tree -d --name-only main 2>/dev/null | grep -qx protos; then \
+	  .venv/bin/buf breaking --against '.git#branch=main'; fi
+	rm -rf build/stubs && mkdir -p build/stubs
+	$(call make_stubs,build/stubs)
+	cd build/stubs && find . -type f | while read -r stub; do cmp "$$stub" "../../clients/python/src/$$stub"; done
+
+.PHONY: bench
+bench: setup $(EXAMPLE)/config.json ## the benchmarks behind the README's numbers, into benchmarks/results/
+	$(INFERENCE)/.venv/bin/python benchmarks/streaming.py
+	.venv/bin/python benchmarks/transfer.py
+
+.PHONY: protos
+protos: .venv/.ready ## write the client stubs again from protos/
+	$(call make_stubs,clients/python/src)
+
+.PHONY: lock
+lock: .venv/.ready ## resolve every lock file again from the pyproject files
+	$(COMPILE) requirements/dev.in $(QUANTIZER)/pyproject.toml $(INFERENCE)/pyproject.toml -o requirements/dev.lock
+	$(COMPILE) $(QUANTIZER)/pyproject.toml -o $(QUANTIZER)/requirements.lock
+	$(COMPILE) $(ENGINE)/pyproject.toml -o $(ENGINE)/requirements-gpu.lock
+	$(COMPILE) $(INFERENCE)/pyproject.toml --extra gpu -o $(INFERENCE)/requirements-gpu.lock
+	$(COMPILE) $(ENGINE)/pyproject.toml --find-links $(TORCH_INDEX)/torch -o $(ENGINE)/requirements-cpu.lock
+	$(COMPILE) $(INFERENCE)/pyproject.toml --extra cpu --find-links $(TORCH_INDEX)/torch \
+	  --overrides requirements/overrides-inference-cpu.txt -o $(INFERENCE)/requirements-cpu.lock
+
+.PHONY: clean
+clean: ## remove what was built; the environments stay
+	rm -rf build
+
+# An environment is a virtualenv and a stamp, which is newer than the lock file that made it.
+.PHONY: setup
+setup: .venv/.ready $(QUANTIZER)/.venv/.ready $(ENGINE)/.venv/.ready $(INFERENCE)/.venv/.ready ## make every environment from its lock file (a second run does nothing)
+
+.PHONY: setup-engine-llmcompressor
+setup-engine-llmcompressor: $(ENGINE)/.venv/.ready ## make the environment of the llm-compressor engine
+
+.venv/.ready: requirements/dev.lock
+	$(call make_environment,.venv,$<,$(PACKAGES))
+
+$(QUANTIZER)/.venv/.ready: $(QUANTIZER)/requirements.lock
+	$(call make_environment,$(@D),$<,clients/python services/common $(QUANTIZER))
+
+$(INFERENCE)/.venv/.ready: $(INFERENCE)/requirements-$(DEVICE).lock
+	$(call make_environment,$(@D),$<,clients/python services/common $(INFERENCE))
+
+$(ENGINE)/.venv/.ready: $(ENGINE)/requirements-$(DEVICE).lock
+	$(call make_environment,$(@D),$<,$(ENGINE))
+
+$(EXAMPLE)/config.json: $(ENGINE)/.venv/.ready
+	$(ENGINE)/.venv/bin/python examples/make_example_checkpoint.py $(@D)
+
+# $(1) virtualenv, $(2) lock file, $(3) local packages. torch for the CPU comes in a step of its own, because only there
+# is its index asked: a host that cannot reach that index but has the wheel loses seconds, not minutes.
+define make_environment
+	@echo "bitmill: making $(1) from $(2)"
 	rm -rf $(1)
 	$(PYTHON) -m venv $(1)
-	if torch=$$(grep -o '^torch==.*+cpu' $(2)); then \
-	  $(1)/bin/pip install -q --no-deps --retries 1 --timeout 15 --extra-index-url $(TORCH_INDEX) $$torch; fi
+	if torch=$$(grep '^torch==.*+cpu$$' $(2)); then $(1)/bin/pip install -q --no-deps --retries 1 --timeout 15 \
+	  --extra-index-url $(TORCH_INDEX) $$torch; fi
 	$(1)/bin/pip install -q --no-deps -r $(2)
 	$(1)/bin/pip install -q --no-deps $(foreach package,$(3),-e $(package))
 	touch $(1)/.ready
 endef
 
-.PHONY: help
-help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
-
-.PHONY: setup
-setup: $(STAMPS) ## make every environment from its lock file (a second run does nothing)
-
-.venv/.ready: requirements/dev.lock
-	$(call make_venv,.venv,$<,clients/python services/common services/quantizer services/inference)
-
-services/quantizer/.venv/.ready: services/quantizer/requirements.lock
-	$(call make_venv,services/quantizer/.venv,$<,clients/python services/common services/quantizer)
-
-services/inference/.venv/.ready: services/inference/requirements-cpu.lock
-	$(call make_venv,services/inference/.venv,$<,clients/python services/common services/inference)
-
-$(ENGINE)/.venv/.ready: $(ENGINE)/requirements.lock
-	$(call make_venv,$(ENGINE)/.venv,$<,$(ENGINE))
-
-PROTO_FILES := $(shell find protos -name '*.proto' | sort)
-
-.PHONY: protos
-protos: .venv/.ready ## write the client stubs again from protos/
-	$(DEV_BIN)/python -m grpc_tools.protoc -I protos --python_out=clients/python/src --pyi_out=clients/python/src \
-	  --grpc_python_out=clients/python/src $(PROTO_FILES)
+# $(1) folder that gets the stubs.
+define make_stubs
+	.venv/bin/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO_FILES)
+endef
