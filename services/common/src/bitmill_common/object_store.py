@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,7 +33,7 @@ class ObjectStore(Protocol):
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yields every object below the directory `prefix`, in order of path; nothing when there is none."""
 
-    def list_directories(self, prefix: str = "") -> list[str]:
+    def list_directories(self, prefix: str = "") -> Sequence[str]:
         """Returns the names of the directories directly below `prefix`, sorted."""
 
     def head(self, path: str) -> ObjectInfo:

@@ -48,14 +48,17 @@ class Binding:
 
 
 class GrpcServer:
-    """A grpc.aio server with health, reflection, request ids, call logs and status mapping on every service."""
+    """A grpc.aio server with health, reflection, request ids, call logs and status mapping on every service.
 
-    def __init__(self, bindings: Sequence[Binding]) -> None:
+    A `health_servicer` of one's own can carry further names beside those of the services.
+    """
+
+    def __init__(self, bindings: Sequence[Binding], health_servicer: health.aio.HealthServicer | None = None) -> None:
         self._server = grpc.aio.server(interceptors=[CallInterceptor()], options=CHANNEL_OPTIONS)
         self._service_names = [binding.descriptor.full_name for binding in bindings]
         for binding in bindings:
             binding.add_to(self._server)
-        self.health = health.aio.HealthServicer()
+        self.health = health_servicer or health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         reflection.enable_server_reflection(
             (*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
@@ -106,8 +109,12 @@ async def serve_until_signal(
     insecure: bool,
     grace: timedelta,
     on_stop: Callable[[], Awaitable[None]],
+    on_drain: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, drains, and runs `on_stop`. Logs `server_started` with the real address."""
+    """Serves until SIGTERM or SIGINT, drains, and runs `on_stop`. Logs `server_started` with the real address.
+
+    `on_drain` runs when the drain begins; a service ends there what would otherwise take the whole `grace`.
+    """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -117,6 +124,7 @@ async def serve_until_signal(
         log.info("server_started", address=f"{address.rpartition(':')[0]}:{port}")
         await stopping.wait()
         log.info("server_draining", grace_s=grace.total_seconds())
+        on_drain()
         await server.stop(grace)
     finally:
         await on_stop()

@@ -1,0 +1,1 @@
+"""The inference service: artifacts in vLLM's AsyncLLM, streamed over gRPC."""

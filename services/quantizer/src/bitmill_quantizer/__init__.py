@@ -1,0 +1,1 @@
+"""The bitmill quantizer: durable quantization jobs and their artifacts over gRPC."""

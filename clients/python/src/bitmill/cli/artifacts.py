@@ -1,0 +1,79 @@
+"""`bitmill artifacts`: list, show and verify artifacts."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from bitmill.artifact.v1.artifact_pb2 import Artifact
+from bitmill.artifact.v1.artifact_service_pb2 import FileFaultKind
+from bitmill.cli import output
+from bitmill.cli.quantize import artifact_facts, recipe_text
+from bitmill.cli.session import FAILED, session_of
+from bitmill.requests import to_uri
+
+app = typer.Typer(help="Quantized checkpoints in the store.", no_args_is_help=True)
+
+ArtifactUri = Annotated[str, typer.Argument(metavar="URI", help="The artifact: a URI, or a local path.")]
+
+
+@app.command("list")
+def list_artifacts(
+    context: typer.Context,
+    name: Annotated[str, typer.Option(help="Only artifacts of this name.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
+) -> None:
+    """List artifacts by name and digest."""
+    session = session_of(context)
+    with session.quantizer() as client:
+        artifacts = islice(client.artifacts(name), limit)
+        if session.json:
+            for artifact in artifacts:
+                output.emit(artifact)
+        else:
+            output.table(("NAME", "SCHEME", "SIZE", "PERPLEXITY", "CREATED", "URI"), map(_row, artifacts))
+
+
+@app.command()
+def show(context: typer.Context, uri: ArtifactUri) -> None:
+    """Show one artifact and its files."""
+    session = session_of(context)
+    with session.quantizer() as client:
+        artifact = client.artifact(to_uri(uri))
+        if session.json:
+            output.emit(artifact)
+            return
+        output.facts(artifact_facts(artifact))
+        output.table(
+            ("FILE", "SIZE", "SHA-256"), ((f.path, output.size(f.size_bytes), f.sha256) for f in artifact.files)
+        )
+
+
+@app.command()
+def verify(context: typer.Context, uri: ArtifactUri) -> None:
+    """Read every byte of an artifact again; exit code 1 when one differs from the manifest."""
+    session = session_of(context)
+    with session.quantizer() as client:
+        result = client.verify(to_uri(uri))
+    if session.json:
+        output.emit(result)
+    elif result.intact:
+        print(f"intact: {output.size(result.verified_bytes)} verified")
+    for fault in result.faults:
+        output.complain(f"{fault.path}: {output.word(FileFaultKind, fault.kind).replace('_', ' ')}")
+    if not result.intact:
+        raise typer.Exit(FAILED)
+
+
+def _row(artifact: Artifact) -> tuple[str, ...]:
+    evaluation = artifact.evaluation
+    return (
+        artifact.name,
+        recipe_text(artifact),
+        output.size(artifact.size_bytes),
+        f"{evaluation.source_perplexity:.2f} → {evaluation.artifact_perplexity:.2f}" if evaluation.num_tokens else "",
+        output.time(artifact.create_time),
+        artifact.uri,
+    )

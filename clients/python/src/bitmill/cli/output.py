@@ -1,0 +1,81 @@
+"""What the command line prints: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC
+
+from google.protobuf import json_format
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich import filesize
+from rich.console import Console
+from rich.table import Table
+
+# A pipe has no width: nothing is wrapped or cut there.
+_PIPE_WIDTH = 10_000
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Returns a console on standard output or error as they are now."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
+
+
+def emit(message: Message) -> None:
+    """Prints a message as canonical protobuf JSON on one line, fields with default values too."""
+    text = json_format.MessageToJson(message, indent=None, always_print_fields_with_no_presence=True)
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """Prints a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def complain(text: str, *hints: str) -> None:
+    """Prints an error and its hints on standard error."""
+    note("\n".join([f"error: {text}", *(f"  {hint}" for hint in hints)]))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table; a cell that does not fit the terminal is folded, never cut."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        grid.add_column(column, overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    console().print(grid, markup=False)
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Prints names and values, those with a value only."""
+    grid = Table(box=None, pad_edge=False, show_header=False)
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        if value:
+            grid.add_row(name, value)
+    console().print(grid, markup=False)
+
+
+def word(enum: EnumTypeWrapper, value: int) -> str:
+    """Returns an enum value without its prefix in lower case; empty for the unspecified one."""
+    if not value:
+        return ""
+    prefix = enum.Name(0).removesuffix("UNSPECIFIED")
+    return enum.Name(value).removeprefix(prefix).lower() if value in enum.values() else str(value)
+
+
+def size(number: int) -> str:
+    """Returns a number of bytes in decimal units; empty for 0."""
+    return filesize.decimal(number) if number else ""
+
+
+def time(timestamp: Timestamp) -> str:
+    """Returns a time in the local zone; empty for an unset one."""
+    if not timestamp.ByteSize():
+        return ""
+    return timestamp.ToDatetime(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,170 @@
+"""`bitmill quantize`: plan or start a job, and follow it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Any
+
+import typer
+
+from bitmill.artifact.v1.artifact_pb2 import Artifact, Device, DeviceSupport
+from bitmill.artifact.v1.recipe_pb2 import Scheme
+from bitmill.cli import output
+from bitmill.cli.following import follow, view_for
+from bitmill.cli.session import FAILED, session_of
+from bitmill.quantizer.v1.quantization_job_pb2 import QuantizationJob
+from bitmill.quantizer.v1.quantizer_service_pb2 import PlanQuantizationResponse
+from bitmill.requests import to_uri
+from bitmill.watching import succeeded
+
+_SCHEMES = [name.removeprefix("SCHEME_") for name, number in Scheme.items() if number]
+SchemeName = enum.Enum("SchemeName", {name: name for name in _SCHEMES}, type=str)  # type: ignore[misc]
+
+
+def quantize(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SOURCE_URI", help="The checkpoint: a URI, or a local path.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the artifact.")],
+    scheme: Annotated[
+        SchemeName, typer.Option(case_sensitive=False, help="How weights and activations are stored.")
+    ] = SchemeName("W4A16"),
+    group_size: Annotated[
+        int | None, typer.Option(help="Input channels that share a scale; -1: one scale per output channel.")
+    ] = None,
+    symmetric: Annotated[bool | None, typer.Option(help="Whether the weight grid is symmetric about zero.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A layer to leave as it is, or re:PATTERN. May be repeated.")
+    ] = None,
+    num_samples: Annotated[int | None, typer.Option(min=1, help="Calibration samples.")] = None,
+    max_sequence_length: Annotated[int | None, typer.Option(min=1, help="Tokens in each calibration sample.")] = None,
+    dampening_frac: Annotated[
+        float | None, typer.Option(help="GPTQ damping, a fraction of the Hessian's mean diagonal.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed for the order of the samples.")] = None,
+    calibration: Annotated[
+        str | None, typer.Option(metavar="URI", help="Calibration text (.txt) or chats (.jsonl): a URI or a path.")
+    ] = None,
+    evaluation_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Held-out tokens that the evaluation reads.")
+    ] = None,
+    request_id: Annotated[
+        str, typer.Option(help="Your id: the same one again returns the same job instead of a second.")
+    ] = "",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say what would be done and what stands in the way.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the job's id and leave it running.")] = False,
+) -> None:
+    """Quantize a checkpoint into an artifact, and follow the job to its end.
+
+    Ctrl-C while following leaves the job running.
+    """
+    session = session_of(context)
+    options: dict[str, Any] = {
+        "group_size": group_size,
+        "symmetric": symmetric,
+        "ignore": ignore or None,
+        "num_samples": num_samples,
+        "max_sequence_length": max_sequence_length,
+        "dampening_frac": dampening_frac,
+        "seed": seed,
+        "calibration_uri": calibration,
+        "evaluation_tokens": evaluation_tokens,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    with session.quantizer() as client:
+        if plan:
+            planned = client.plan(to_uri(source), name, scheme=scheme.value, request_id=request_id, **given)
+            output.emit(planned) if session.json else _show_plan(planned)
+            if planned.problems:
+                raise typer.Exit(FAILED)
+            return
+        job = client.quantize(to_uri(source), name, scheme=scheme.value, request_id=request_id, **given)
+        if detach:
+            output.emit(job) if session.json else print(job.job_id)
+            return
+        if not session.json:
+            output.note(f"job {job.job_id}")
+        job = succeeded(follow(job.job_id, client.watch(job.job_id), view_for(json=session.json)))
+        if not session.json:
+            show_result(job, client.artifact(job.artifact_uri))
+
+
+def show_result(job: QuantizationJob, artifact: Artifact) -> None:
+    """Prints what a job made and what it cost."""
+    seconds = job.end_time.ToSeconds() - job.start_time.ToSeconds()
+    output.facts(
+        [*artifact_facts(artifact), ("took", f"{seconds} s"), ("load it", f"bitmill models load {artifact.uri}")]
+    )
+
+
+def artifact_facts(artifact: Artifact) -> list[tuple[str, str]]:
+    """Returns the names and values that describe an artifact."""
+    before, after, evaluation = artifact.source_size_bytes, artifact.size_bytes, artifact.evaluation
+    ratio = f" ({before / after:.2f} times smaller)" if before and after else ""
+    measured = evaluation.num_tokens > 0
+    return [
+        ("artifact", artifact.uri),
+        ("name", artifact.name),
+        ("digest", artifact.digest),
+        ("source", artifact.source_uri),
+        ("scheme", recipe_text(artifact)),
+        ("size", f"{output.size(before)} → {output.size(after)}{ratio}"),
+        (
+            "perplexity",
+            f"{evaluation.source_perplexity:.3f} → {evaluation.artifact_perplexity:.3f} "
+            f"on {evaluation.num_tokens} held-out tokens"
+            if measured
+            else "",
+        ),
+        ("mean KL", f"{evaluation.mean_kl_divergence:.4f} nats" if measured else ""),
+        ("served on", devices_text(artifact.devices)),
+        ("engine", " ".join([artifact.engine, artifact.versions.get(artifact.engine, "")]).strip()),
+        ("job", artifact.job_id),
+        ("created", output.time(artifact.create_time)),
+    ]
+
+
+def recipe_text(artifact: Artifact) -> str:
+    """Returns the scheme, with its group size where it has one."""
+    scheme = output.word(Scheme, artifact.recipe.scheme).upper()
+    return f"{scheme}, group size {artifact.recipe.group_size}" if artifact.recipe.HasField("group_size") else scheme
+
+
+def devices_text(devices: Any) -> str:
+    """Returns the kinds of device that can serve something, for example "cpu, cuda (compute capability 7.5)"."""
+    return ", ".join(_device_text(support) for support in devices)
+
+
+def _device_text(support: DeviceSupport) -> str:
+    name = output.word(Device, support.device)
+    least = support.min_compute_capability
+    return f"{name} (compute capability {least // 10}.{least % 10})" if least else name
+
+
+def _show_plan(plan: PlanQuantizationResponse) -> None:
+    recipe = Artifact(recipe=plan.spec.recipe)
+    output.facts(
+        [
+            ("source", plan.spec.source_uri),
+            ("artifact name", plan.spec.artifact_name),
+            ("scheme", recipe_text(recipe)),
+            ("architecture", plan.architecture),
+            ("parameters", f"{plan.num_parameters:,}" if plan.num_parameters else ""),
+            (
+                "to quantize",
+                f"{plan.num_quantized_parameters:,} in {plan.num_quantized_modules} layers"
+                if plan.num_quantized_modules
+                else "",
+            ),
+            (
+                "size",
+                f"{output.size(plan.source_size_bytes)} → about {output.size(plan.estimated_artifact_size_bytes)}",
+            ),
+            ("memory", f"about {output.size(plan.estimated_host_memory_bytes)}"),
+            ("disk", f"about {output.size(plan.estimated_disk_bytes)}"),
+            ("served on", devices_text(plan.devices)),
+        ]
+    )
+    for problem in plan.problems:
+        output.complain(f"{problem.reason}: {f'{problem.field}: ' if problem.field else ''}{problem.description}")

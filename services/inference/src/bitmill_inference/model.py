@@ -1,0 +1,59 @@
+"""What is known about a model in this server. Plain data."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from bitmill_inference.engine_options import EngineOptions
+
+MODEL_NAME = re.compile(r"(?=.{1,63}$)[a-z0-9]+([-_.][a-z0-9]+)*")
+MODEL_NAME_RULE = '1 to 63 lower-case letters, digits and single "-", "_" or "." between them'
+
+
+class ModelState(enum.Enum):
+    """State of a model; `model.proto` says what each means."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+    FAILED = "failed"
+    UNLOADED = "unloaded"
+
+
+class LoadPhase(enum.Enum):
+    """What a loading model does at the moment, in this order."""
+
+    RESOLVE = "resolve"
+    FETCH = "fetch"
+    VERIFY = "verify"
+    START_ENGINE = "start_engine"
+    WARM_UP = "warm_up"
+
+
+@dataclass(frozen=True)
+class ModelError:
+    """Why a model failed."""
+
+    reason: str
+    message: str
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model at one moment. `options` are those that LoadModel gave; `digest` is empty for a plain checkpoint."""
+
+    name: str
+    uri: str
+    options: EngineOptions
+    create_time: datetime
+    state: ModelState = ModelState.LOADING
+    phase: LoadPhase | None = LoadPhase.RESOLVE
+    digest: str = ""
+    error: ModelError | None = None
+    max_model_len: int = 0
+    quantization: str = ""
+    serving_time: datetime | None = None

@@ -1,0 +1,62 @@
+"""The engine process: `python -m bitmill_engine_llmcompressor REQUEST.json`, events on standard output.
+
+Exit status 0 after a result event, 1 after an error event; anything else is a crash.
+"""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from bitmill_engine_llmcompressor.process import end_with_parent, isolate_stdout, usable_cores
+from bitmill_engine_llmcompressor.protocol import EngineError, EventWriter, QuantizeRequest, parse_request
+
+
+def main() -> int:
+    """Run one request and return the exit status."""
+    end_with_parent()
+    events = EventWriter(isolate_stdout())
+    if len(sys.argv) != 2:
+        print("usage: python -m bitmill_engine_llmcompressor REQUEST.json", file=sys.stderr)
+        return 2
+    try:
+        result = _run(Path(sys.argv[1]), events)
+    except EngineError as error:
+        failure = error
+    # The one place that every failure of the libraries passes, out of memory included: the parent gets them all alike.
+    except Exception as error:
+        failure = EngineError("ENGINE_ERROR", f"{type(error).__name__}: {error}", exception=type(error).__name__)
+        traceback.print_exc()
+    else:
+        events.result(result)
+        return 0
+    events.error(failure)
+    return 1
+
+
+def _run(path: Path, events: EventWriter) -> dict[str, Any]:
+    envelope = parse_request(path.read_bytes())
+    if envelope.parent_pid not in (None, os.getppid()):
+        # It died before this process asked to die with it.
+        raise EngineError("PARENT_GONE", f"process {envelope.parent_pid} is no longer the parent")
+    _prepare_libraries()
+    # Imported only now: torch takes seconds, and the variables above are read at import.
+    if isinstance(envelope.request, QuantizeRequest):
+        from bitmill_engine_llmcompressor.quantize import quantize
+
+        return quantize(envelope.request, events)
+    from bitmill_engine_llmcompressor.evaluate import evaluate
+
+    return evaluate(envelope.request, events)
+
+
+def _prepare_libraries() -> None:
+    """Keep the libraries off the network and on the cores that this process has."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The operation `quantize`: a checkpoint directory in, a compressed-tensors model directory out."""
+
+import platform
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from llmcompressor import oneshot
+from safetensors import safe_open
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from bitmill_engine_llmcompressor.calibration import Samples, build_samples
+from bitmill_engine_llmcompressor.checkpoints import load_model, load_tokenizer, require_context
+from bitmill_engine_llmcompressor.gptq import ReportingGPTQModifier
+from bitmill_engine_llmcompressor.process import peak_memory_bytes
+from bitmill_engine_llmcompressor.protocol import EngineError, EventWriter, QuantizeRequest
+from bitmill_engine_llmcompressor.recipes import quantization_scheme, resolve_ignore
+
+# Kept as they are in the source, so that the artifact tokenizes, chats and stops exactly as the source does.
+KEPT_FILES = (
+    "*chat_template*",
+    "added_tokens.json",
+    "generation_config.json",
+    "LICENSE*",
+    "merges.txt",
+    "NOTICE*",
+    "special_tokens_map.json",
+    "tokenizer*",
+    "vocab*",
+)
+_LIBRARIES = ("llmcompressor", "torch", "transformers", "compressed-tensors")
+
+
+def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
+    """Quantize, save, check what was saved, and return the fields of the result event."""
+    if request.output_dir.exists() and any(request.output_dir.iterdir()):
+        raise EngineError("OUTPUT_NOT_EMPTY", f"{request.output_dir} is not empty")
+    set_seed(request.recipe.seed % 2**32)
+    tokenizer = load_tokenizer(request.source_dir)
+    samples = build_samples(request.calibration, tokenizer, request.recipe.seed)
+    model = load_model(request.source_dir)
+    require_context(model, request.calibration.max_sequence_length)
+    _compress(model, tokenizer, samples, request, events)
+    _save(model, request)
+    return {
+        "versions": {name: version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
+        "calibration_digest": samples.digest,
+        "num_calibration_tokens": samples.num_tokens,
+        "num_quantized_modules": count_quantized_modules(request.output_dir),
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
+
+
+def _compress(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Samples,
+    request: QuantizeRequest,
+    events: EventWriter,
+) -> None:
+    """Round the weights of `model` in place, layer by layer."""
+    modifier = ReportingGPTQModifier(
+        config_groups={"group_0": quantization_scheme(request.recipe)},
+        ignore=resolve_ignore(model, request.recipe),
+        dampening_frac=request.recipe.dampening_frac,
+    ).report_to(
+        lambda completed, total, loss, remark: events.progress(
+            "quantize", completed, total, "layers", loss=loss, message=remark
+        )
+    )
+    batches = DataLoader([{"input_ids": torch.tensor(sample)} for sample in samples.token_ids], batch_size=1)
+    oneshot(model=model, processor=tokenizer, dataset=batches, recipe=[modifier])
+
+
+def _save(model: PreTrainedModel, request: QuantizeRequest) -> None:
+    """Write the model directory: compressed weights, patched config, and the source's own companions."""
+    request.output_dir.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(request.output_dir, save_compressed=True, max_shard_size="5GB")
+    for pattern in ("*.py", "generation_config.json", "recipe.yaml"):
+        for path in request.output_dir.glob(pattern):
+            path.unlink()
+    for pattern in KEPT_FILES:
+        for path in request.source_dir.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, request.output_dir / path.name)
+
+
+def count_quantized_modules(model_dir: Path) -> int:
+    """Count the layers that really are quantized in the saved files.
+
+    Raises EngineError NOTHING_QUANTIZED or NON_FINITE_WEIGHTS: such an artifact must not be published.
+    """
+    quantized = 0
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
+                tensor = tensors.get_tensor(name)
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    raise EngineError("NON_FINITE_WEIGHTS", f"{name} holds a NaN or an infinity", tensor=name)
+                quantized += name.endswith(".weight_scale")
+    if not quantized:
+        raise EngineError("NOTHING_QUANTIZED", "the saved model holds no quantized layer")
+    return quantized

@@ -1,0 +1,120 @@
+"""The quantizer server's composition root: settings in, adapters wired, served until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from typing import NoReturn
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import CliApp
+
+from bitmill.artifact.v1 import artifact_service_pb2, artifact_service_pb2_grpc
+from bitmill.quantizer.v1 import quantizer_service_pb2, quantizer_service_pb2_grpc
+from bitmill_common.errors import BitmillError
+from bitmill_common.logs import configure_logging
+from bitmill_common.server import Binding, GrpcServer, serve_until_signal
+from bitmill_common.stores import StoreOptions, Stores
+from bitmill_quantizer import pipeline
+from bitmill_quantizer.artifact_servicer import ArtifactServicer
+from bitmill_quantizer.catalog import ArtifactCatalog
+from bitmill_quantizer.dbos_jobs import DbosJobs
+from bitmill_quantizer.engine_process import EngineProcess
+from bitmill_quantizer.host import LinuxHost
+from bitmill_quantizer.pipeline import Workshop
+from bitmill_quantizer.planner import Planner
+from bitmill_quantizer.service import QuantizationService
+from bitmill_quantizer.servicer import QuantizerServicer
+from bitmill_quantizer.settings import Settings
+
+ENGINE = "llmcompressor"
+_INSTALL_HINT = "`make setup` installs it; BITMILL_QUANTIZER_ENGINE_PYTHON names another interpreter"
+# Watchers and calls wait in threads for the database and the stores; each is short except for verifications.
+_CALL_THREADS = 32
+
+
+def main() -> None:
+    """Runs the server; exit code 2 for settings that cannot be used, 1 when it cannot start."""
+    try:
+        settings = CliApp.run(Settings)
+        shop = build_workshop(settings)
+    except ValidationError as error:
+        _exit_for_settings("; ".join(_describe(problem) for problem in error.errors()))
+    except ValueError as error:
+        _exit_for_settings(str(error))
+    configure_logging(settings.log_level)
+    try:
+        asyncio.run(_serve(settings, shop))
+    except BitmillError as error:
+        sys.exit(f"bitmill-quantizer: {error.message}")
+
+
+def build_workshop(settings: Settings) -> Workshop:
+    """Wires what jobs work with. `ValueError` for roots or store options that cannot be used."""
+    options = StoreOptions(
+        s3_endpoint=settings.s3_endpoint, s3_region=settings.s3_region, s3_allow_http=settings.s3_allow_http
+    )
+    sources = Stores(settings.source_roots, options)
+    artifacts = Stores([settings.artifact_root], options)
+    engine = EngineProcess(ENGINE, settings.engine_python, settings.engine_module, _INSTALL_HINT)
+    root = artifacts.open(settings.artifact_root, "artifact_root")
+    planner = Planner(sources, root, engine, LinuxHost(), settings.work_dir)
+    return Workshop(sources, artifacts, settings.artifact_root, engine, planner)
+
+
+def build_server(service: QuantizationService, catalog: ArtifactCatalog) -> GrpcServer:
+    """Wires the services of this server."""
+    quantizer = QuantizerServicer(service)
+    artifact = ArtifactServicer(catalog)
+    return GrpcServer(
+        [
+            Binding(
+                quantizer_service_pb2.DESCRIPTOR.services_by_name["QuantizerService"],
+                partial(quantizer_service_pb2_grpc.add_QuantizerServiceServicer_to_server, quantizer),
+            ),
+            Binding(
+                artifact_service_pb2.DESCRIPTOR.services_by_name["ArtifactService"],
+                partial(artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server, artifact),
+            ),
+        ]
+    )
+
+
+async def _serve(settings: Settings, shop: Workshop) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_CALL_THREADS, "call"))
+    jobs = DbosJobs(
+        settings.resolved_database_url,
+        settings.work_dir,
+        partial(pipeline.run_phases, shop),
+        worker_id=settings.worker_id,
+        concurrency=settings.concurrency,
+    )
+    service = QuantizationService(jobs, shop.planner)
+    server = build_server(service, ArtifactCatalog(shop.artifacts, settings.artifact_root))
+    await asyncio.to_thread(jobs.start)
+    await serve_until_signal(
+        server,
+        settings.address,
+        insecure=settings.insecure,
+        grace=timedelta(seconds=settings.drain_grace_s),
+        on_drain=service.begin_stopping,
+        on_stop=partial(asyncio.to_thread, jobs.stop),
+    )
+
+
+def _describe(problem: ErrorDetails) -> str:
+    name = "_".join(str(part) for part in problem["loc"]).upper()
+    return f"BITMILL_QUANTIZER_{name}: {problem['msg']}, got {problem.get('input')!r}"
+
+
+def _exit_for_settings(problem: str) -> NoReturn:
+    print(f"bitmill-quantizer: {problem}", file=sys.stderr)  # noqa: T201
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What the quantizer's domain asks of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from bitmill_common.artifact import Calibration, Evaluation, Recipe
+from bitmill_quantizer.jobs import History, Job, JobPhase, JobPosition, JobState, Progress
+from bitmill_quantizer.specs import QuantizationSpec
+
+T = TypeVar("T")
+
+
+class JobBoard(Protocol):
+    """The durable queue of jobs and everything known about them. Calls block; any thread may make them."""
+
+    def submit(self, job_id: str, spec: QuantizationSpec) -> Job:
+        """Queues a job and returns it. A job that has this id already is returned as it is, with its own spec."""
+
+    def find(self, job_id: str) -> Job | None:
+        """Returns a job, or None when there is none."""
+
+    def list(self, states: Sequence[JobState], limit: int, after: JobPosition | None) -> list[Job]:
+        """Returns up to `limit` jobs that follow `after`, newest first; with `states` only those in one of them."""
+
+    def history(self, job_id: str, after_sequence: int) -> History | None:
+        """Returns the events after `after_sequence`, or None when there is no such job."""
+
+    def cancel(self, job_id: str) -> bool:
+        """Cancels a job and returns whether this call did. False: it is final, or its publishing has begun."""
+
+
+class JobControl(Protocol):
+    """What a running phase tells about itself and asks about its job."""
+
+    def report(self, progress: Progress) -> None:
+        """Tells how far the phase is. Cheap: reports are thinned out before they are kept."""
+
+    def check(self) -> None:
+        """Raises a `JobStoppedError` when the job is to end. Cheap; long work calls it often."""
+
+    def begin_publishing(self) -> None:
+        """From here a cancel comes too late; raises `JobCancelledError` when one came before. May be repeated."""
+
+
+@dataclass(frozen=True)
+class QuantizeOutcome:
+    """What an engine tells of its work. `calibration_digest` is that of the token ids really used."""
+
+    versions: dict[str, str]
+    calibration_digest: str
+    num_quantized_modules: int
+    peak_memory_bytes: int = 0
+    num_calibration_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class EvaluateOutcome:
+    """The evaluation, and the memory that it took."""
+
+    evaluation: Evaluation
+    peak_memory_bytes: int = 0
+
+
+class Engine(Protocol):
+    """A quantization engine. Both operations raise `BitmillError` with the engine's own reason when it refuses,
+    `InternalError` ENGINE_CRASHED when it dies, and whatever `control.check` raises, after ending the work.
+    """
+
+    name: str
+
+    def require_installed(self) -> None:
+        """Raises `FailedPreconditionError` ENGINE_NOT_INSTALLED, which says how to install it."""
+
+    def quantize(
+        self,
+        source_dir: Path,
+        output_dir: Path,
+        recipe: Recipe,
+        calibration: Calibration,
+        calibration_path: Path | None,
+        control: JobControl,
+    ) -> QuantizeOutcome:
+        """Writes a Hugging Face model directory to `output_dir`, which is not there yet."""
+
+    def evaluate(
+        self, source_dir: Path, model_dir: Path, num_tokens: int, window: int, control: JobControl
+    ) -> EvaluateOutcome:
+        """Compares a model with its source on held-out text, cut into windows of `window` tokens."""
+
+
+class Host(Protocol):
+    """The machine that the worker runs on."""
+
+    def free_disk_bytes(self, directory: Path) -> int:
+        """Returns the bytes free to this process on the file system that holds `directory`, or will hold it."""
+
+    def memory_bytes(self) -> int:
+        """Returns the memory that processes here may use in all, a container's limit included."""
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job in a worker's hands. `directory` is its own, kept until the job is final, and may be gone after a move."""
+
+    job_id: str
+    spec: QuantizationSpec
+    directory: Path = field(compare=False)
+
+
+class StepRunner(Protocol):
+    """Runs one phase at most until it succeeds once: a result that was recorded before is returned without work."""
+
+    def __call__(self, phase: JobPhase, result_type: type[T], work: Callable[[JobControl], T]) -> T:
+        """Runs `work`, records its result under the phase, and returns it. `T` is a dataclass of plain data."""

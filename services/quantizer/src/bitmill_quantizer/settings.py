@@ -1,0 +1,90 @@
+"""Settings of the quantizer server: environment variables `BITMILL_QUANTIZER_*`, or flags of the same names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Turns checkpoints into quantized artifacts, over gRPC."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="BITMILL_QUANTIZER_",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        cli_prog_name="bitmill-quantizer",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+    )
+
+    source_roots: Annotated[tuple[str, ...], NoDecode] = Field(min_length=1)
+    """file:// or s3:// directories, comma-separated, that checkpoints and calibration texts may come from. Required."""
+
+    artifact_root: str
+    """The file:// or s3:// directory that artifacts are written below. Required."""
+
+    address: str = "127.0.0.1:50051"
+    """host:port to listen on; port 0 for a free one, which the log then names."""
+
+    insecure: bool = False
+    """Allow an address that other hosts reach, in plain text."""
+
+    work_dir: Path = Path("~/.cache/bitmill/quantizer")
+    """Where jobs keep their files while they run, and the database unless database_url names one. For one server."""
+
+    database_url: str = ""
+    """postgresql://… of the job database. Default: SQLite in work_dir."""
+
+    worker_id: str = Field(default="worker-0", pattern=r"[A-Za-z0-9._-]{1,64}")
+    """Name of this server among those that share a database. A server takes up what the last one of its name left."""
+
+    concurrency: int = Field(default=1, ge=1, le=64)
+    """Jobs that run at once."""
+
+    engine_python: Path = Path("services/quantizer/engines/llmcompressor/.venv/bin/python")
+    """Interpreter of the environment that the engine llmcompressor is installed in."""
+
+    engine_module: str = "bitmill_engine_llmcompressor"
+    """Module that the interpreter runs as the engine."""
+
+    drain_grace_s: float = Field(default=10, ge=0)
+    """Seconds that running calls get to end after SIGTERM. Jobs are stopped, and go on at the next start."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe log lines to write."""
+
+    s3_endpoint: str | None = None
+    """URL of an S3-compatible service. Credentials and whatever else is unset come from the AWS_* variables."""
+
+    s3_region: str | None = None
+    """Region of the buckets."""
+
+    s3_allow_http: bool = False
+    """Allow an s3_endpoint without encryption."""
+
+    @field_validator("source_roots", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(root for root in value.split(",") if root) if isinstance(value, str) else value
+
+    @field_validator("work_dir", "engine_python")
+    @classmethod
+    def _expand(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_database(cls, value: str) -> str:
+        if value and not value.startswith(("sqlite:///", "postgresql://")):
+            raise ValueError("must start with sqlite:/// or postgresql://")
+        return value
+
+    @property
+    def resolved_database_url(self) -> str:
+        """The job database's URL."""
+        return self.database_url or f"sqlite:///{self.work_dir}/jobs.sqlite"
