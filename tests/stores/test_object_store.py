@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -194,7 +195,7 @@ def test_a_failed_download_keeps_the_target_that_was_there(store: ObjectStore, t
 
 
 def test_a_missing_object_is_not_found_and_named(store: ObjectStore, tmp_path: Path) -> None:
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: store.head("missing/x"),
         lambda: store.read("missing/x"),
         lambda: store.read("missing/x", offset=3, length=1),

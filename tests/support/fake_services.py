@@ -50,21 +50,22 @@ class Hang:
     release: threading.Event = field(default_factory=threading.Event)
 
 
-Step = Message | errors.BitmillError | Hang | Callable[[], None]
-"""A response, an error in bitmill's own form, a wait, or something to do."""
+Step = Message | errors.BitmillError | Hang
+"""A response, an error in bitmill's own form, or a wait."""
 Script = Step | Sequence[Step]
 
 
 class FakeServer:
     """The server. `on("GetArtifact", response)` scripts a method: each argument answers one call, the last repeats."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Starts to serve on a free port, in plain text without `credentials`."""
+        self._credentials = credentials
         self.received: dict[str, list[ReceivedCall]] = {}
         self._scripts: dict[str, list[Script]] = {}
         self._leaving: list[threading.Event] = []
-        self._server = self._new_server()
-        self._port = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
+        self._port = 0
+        self._start()
 
     @property
     def address(self) -> str:
@@ -86,8 +87,14 @@ class FakeServer:
     def restart(self) -> None:
         """Drops every running call and serves on the same port again."""
         self.stop()
+        self._start()
+
+    def _start(self) -> None:
         self._server = self._new_server()
-        assert self._server.add_insecure_port(self.address) == self._port
+        if self._credentials is None:
+            self._port = self._server.add_insecure_port(self.address)
+        else:
+            self._port = self._server.add_secure_port(self.address, self._credentials)
         self._server.start()
 
     def _new_server(self) -> grpc.Server:
@@ -132,10 +139,8 @@ class FakeServer:
                     _abort(context, step, str(metadata.get("x-request-id", "")))
                 case Hang():
                     self._hang(step, context)
-                case Message():
-                    yield step
                 case _:
-                    step()
+                    yield step
 
     def _hang(self, hang: Hang, context: grpc.ServicerContext) -> None:
         self._leaving.append(hang.release)

@@ -176,15 +176,18 @@ def _corrupt(uri: str, faults: Sequence[FileFault]) -> DataLossError:
 
 
 def download_files(
-    store: ObjectStore, files: Manifest | Sequence[ObjectInfo], directory: Path, on_bytes: OnBytes = _ignore
+    store: ObjectStore,
+    files: Manifest | Sequence[ArtifactFile] | Sequence[ObjectInfo],
+    directory: Path,
+    on_bytes: OnBytes = _ignore,
 ) -> None:
     """Downloads the files of an artifact, or any objects, into `directory`, which must not exist or be empty.
 
-    It appears when all files are there, flushed to the disk and as they should be: with a manifest size and digest are
-    checked as the bytes arrive, else the size. `DataLossError` ARTIFACT_CORRUPT names the first wrong file; after any
-    error there is no directory.
+    It appears when all files are there, flushed to the disk and as they should be: size and, where it is known, digest
+    are checked as the bytes arrive. `DataLossError` ARTIFACT_CORRUPT names the first wrong file, `FileExistsError` a
+    directory with something in it; after any error nothing is left.
     """
-    wanted: Sequence[ArtifactFile | ObjectInfo] = files.files if isinstance(files, Manifest) else files
+    wanted = files.files if isinstance(files, Manifest) else files
     with staged_directory(directory) as staging:
         for file in wanted:
             _download(store, file, staging / uris.check_path(file.path), on_bytes)

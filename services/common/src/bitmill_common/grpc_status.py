@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
@@ -10,9 +13,11 @@ from google.rpc import error_details_pb2, status_pb2
 from bitmill_common import errors
 
 DOMAIN = "bitmill"
-# gRPC sends details in trailers, which peers commonly limit to 8 KiB in all; whole texts are in Get.
-MAX_MESSAGE_CHARACTERS = 2000
-MAX_VIOLATIONS = 20
+# gRPC sends a status in trailers, which peers limit to 8 KiB in all; more, and the caller gets RESOURCE_EXHAUSTED
+# instead. The text travels twice, percent-encoded in grpc-message. Whole texts are in Get.
+MAX_MESSAGE_BYTES = 1500
+MAX_DETAILS_BYTES = 3500
+MAX_VALUE_BYTES = 400
 
 CODES: dict[type[errors.BitmillError], grpc.StatusCode] = {
     errors.InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -38,23 +43,19 @@ def code_of(error: errors.BitmillError) -> grpc.StatusCode:
 
 
 def to_status(error: errors.BitmillError) -> status_pb2.Status:
-    """Builds the status of an error: one ErrorInfo, and BadRequest, RetryInfo or QuotaFailure where they apply."""
-    details: list[Message] = [
-        error_details_pb2.ErrorInfo(
-            reason=error.reason,
-            domain=DOMAIN,
-            metadata={key: _cut(value, MAX_MESSAGE_CHARACTERS // 4) for key, value in error.metadata.items()},
-        )
-    ]
+    """Builds the status of an error: one ErrorInfo, and BadRequest, RetryInfo or QuotaFailure where they apply.
+
+    Long texts are cut, and details that would not fit are left out, so that the status always arrives.
+    """
+    message = _cut(error.message, MAX_MESSAGE_BYTES)
+    status = status_pb2.Status(code=code_of(error).value[0], message=message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    room = MAX_DETAILS_BYTES
+    details: list[Message] = [info]
     match error:
         case errors.InvalidArgumentError():
             bad_request = error_details_pb2.BadRequest()
-            for violation in error.violations[:MAX_VIOLATIONS]:
-                bad_request.field_violations.add(
-                    field=violation.field,
-                    description=_cut(violation.description, MAX_MESSAGE_CHARACTERS // 8),
-                    reason=violation.reason,
-                )
+            room = _fill(bad_request.field_violations, map(_violation, error.violations), room)
             details.append(bad_request)
         case errors.UnavailableError():
             delay = duration_pb2.Duration()
@@ -62,9 +63,13 @@ def to_status(error: errors.BitmillError) -> status_pb2.Status:
             details.append(error_details_pb2.RetryInfo(retry_delay=delay))
         case errors.ResourceExhaustedError():
             quota = error_details_pb2.QuotaFailure()
-            quota.violations.add(subject=error.reason, description=_cut(error.message, MAX_MESSAGE_CHARACTERS))
+            quota.violations.add(subject=error.reason, description=_cut(message, MAX_VALUE_BYTES))
             details.append(quota)
-    status = status_pb2.Status(code=code_of(error).value[0], message=_cut(error.message, MAX_MESSAGE_CHARACTERS))
+    for key, value in error.metadata.items():
+        sent = _cut(value, MAX_VALUE_BYTES)
+        room -= len(key) + len(sent.encode())
+        if room >= 0:
+            info.metadata[key] = sent
     for detail in details:
         packed = any_pb2.Any()
         packed.Pack(detail)
@@ -72,5 +77,30 @@ def to_status(error: errors.BitmillError) -> status_pb2.Status:
     return status
 
 
+def _violation(violation: errors.FieldViolation) -> error_details_pb2.BadRequest.FieldViolation:
+    return error_details_pb2.BadRequest.FieldViolation(
+        field=_cut(violation.field, MAX_VALUE_BYTES),
+        description=_cut(violation.description, MAX_VALUE_BYTES),
+        reason=violation.reason,
+    )
+
+
+def _fill(into: Any, items: Iterable[Message], room: int) -> int:
+    """Appends the items that fit into `room` bytes and returns what is left of it."""
+    for item in items:
+        if item.ByteSize() > room:
+            break
+        into.append(item)
+        room -= item.ByteSize()
+    return room
+
+
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    """Returns text that takes at most `limit` bytes percent-encoded, as grpc-message is; never half a character."""
+    clean = text.encode(errors="replace").decode()  # protobuf refuses lone surrogates, as in undecodable file names
+    used = 9  # the ellipsis
+    for position, character in enumerate(clean):
+        used += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
+        if used > limit:
+            return clean[:position] + "…"
+    return clean

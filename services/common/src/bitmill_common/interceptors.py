@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, NoReturn, Self, cast
 
 import grpc
 import structlog
@@ -22,104 +24,128 @@ MAX_REQUEST_ID_CHARACTERS = 128
 
 log = structlog.get_logger("bitmill.rpc")
 
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = grpc.RpcMethodHandler[Any, Any]
+
 
 def current_request_id() -> str:
     """Returns the id of the call being handled: the caller's x-request-id, or one of the server's own."""
     return str(structlog.contextvars.get_contextvars()["request_id"])
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):
+class CallInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
     """Binds the request id to the log context, logs each call once, and turns domain errors into statuses.
 
     An error that is not a `BitmillError` becomes INTERNAL with a fixed text and the request id; the log has the rest.
+    The request id goes back in the trailers of every call.
     """
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_until_idle(self) -> None:
+        """Returns when no call is running; health watches and reflection do not count."""
+        await self._idle.wait()
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        handler = await continuation(handler_call_details)
+    ) -> Handler:
+        """Wraps the handler of a call. Health and reflection stay as they are."""
+        handler = cast(Handler | None, await continuation(handler_call_details))
         method = handler_call_details.method
-        if handler is None or handler.request_streaming or _is_infrastructure(method):
-            return handler
-        serialization = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
+        if handler is None or handler.request_streaming or method.startswith(("/grpc.health.", "/grpc.reflection.")):
+            return cast(Handler, handler)
+        behaviour: Any
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream, method), **serialization)
-        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **serialization)
+            behaviour, make_handler = self._stream(handler.unary_stream, method), grpc.unary_stream_rpc_method_handler
+        else:
+            behaviour, make_handler = self._unary(handler.unary_unary, method), grpc.unary_unary_rpc_method_handler
+        return make_handler(
+            behaviour,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _unary(self, behaviour: Any, method: str) -> Callable[..., Awaitable[Any]]:
+        async def call(request: Any, context: Context) -> Any:
+            async with _Call(self, method, context):
+                return await behaviour(request, context)
+
+        return call
+
+    def _stream(self, behaviour: Any, method: str) -> Callable[..., Awaitable[None]]:
+        # A coroutine that writes, not a generator around a generator: one step less for every chunk.
+        async def call(request: Any, context: Context) -> None:
+            write = context.write
+            # A caller that leaves cancels this task; the behaviour's own clean-up must run now, not at collection.
+            async with _Call(self, method, context), aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    await write(response)
+
+        return call
+
+    def _enter(self) -> None:
+        self._running += 1
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
 
 
-def _is_infrastructure(method: str) -> bool:
-    return method.startswith(("/grpc.health.", "/grpc.reflection."))
+class _Call:
+    """One call from its start to its status and its log line."""
 
-
-def _unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
-    async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        record = _CallRecord(method, context)
-        try:
-            response = await behaviour(request, context)
-        except BaseException as error:
-            await record.fail(error)
-        record.finish(grpc.StatusCode.OK)
-        return response
-
-    return call
-
-
-def _stream(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
-    async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        record = _CallRecord(method, context)
-        responses = behaviour(request, context)
-        try:
-            async for response in responses:
-                yield response
-        except BaseException as error:
-            await record.fail(error)
-        finally:
-            # A caller that leaves closes this generator; the behaviour's own clean-up must run now, not at collection.
-            await responses.aclose()  # type: ignore[attr-defined]
-        record.finish(grpc.StatusCode.OK)
-
-    return call
-
-
-class _CallRecord:
-    def __init__(self, method: str, context: grpc.aio.ServicerContext) -> None:
+    def __init__(self, interceptor: CallInterceptor, method: str, context: Context) -> None:
+        self._interceptor = interceptor
         self._context = context
         self._start = time.monotonic()
-        metadata = dict(context.invocation_metadata() or ())
+        metadata = dict(cast(Any, context.invocation_metadata()) or ())
         self._request_id = str(metadata.get(REQUEST_ID_KEY, ""))[:MAX_REQUEST_ID_CHARACTERS] or uuid.uuid4().hex
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=self._request_id, method=method)
 
-    def finish(self, code: grpc.StatusCode, **fields: object) -> None:
+    async def __aenter__(self) -> Self:
+        self._interceptor._enter()
+        # In the trailers: initial metadata would commit the call, and gRPC could not retry one that is refused.
+        self._context.set_trailing_metadata(((REQUEST_ID_KEY, self._request_id),))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._interceptor._leave()
+        match error:
+            case None:
+                self._log(grpc.StatusCode.OK)
+            case asyncio.CancelledError() if _task_is_cancelled():
+                late = self._context.time_remaining() == 0
+                self._log(grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED)
+            case errors.BitmillError():
+                self._log(grpc_status.code_of(error), reason=error.reason, message=error.message)
+                await self._abort(error)
+            case Exception() | asyncio.CancelledError():
+                log.error("call_failed", exc_info=error)
+                self._log(grpc.StatusCode.INTERNAL)
+                text = "internal error; the server's log has it by request id"
+                await self._abort(errors.InternalError("INTERNAL", text, {"request_id": self._request_id}))
+
+    def _log(self, code: grpc.StatusCode, **fields: object) -> None:
         duration_ms = round((time.monotonic() - self._start) * 1000, 1)
         log.info("call_finished", code=code.name, duration_ms=duration_ms, **fields)
 
-    async def fail(self, error: BaseException) -> NoReturn:
-        match error:
-            case asyncio.CancelledError() | GeneratorExit():
-                self.finish(grpc.StatusCode.CANCELLED)
-                raise error
-            case grpc.aio.AbortError():
-                raise error
-            case errors.BitmillError():
-                code = grpc_status.code_of(error)
-                self.finish(code, reason=error.reason, message=error.message)
-            case Exception():
-                log.error("call_failed", exc_info=error)
-                error = errors.InternalError(
-                    "INTERNAL",
-                    "internal error; the server's log has it by request id",
-                    {"request_id": self._request_id},
-                )
-                code = grpc.StatusCode.INTERNAL
-                self.finish(code)
-            case _:
-                raise error
+    async def _abort(self, error: errors.BitmillError) -> NoReturn:
         status = grpc_status.to_status(error)
-        await self._context.abort(code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),))
-        raise AssertionError("abort returned")
+        trailers = ((REQUEST_ID_KEY, self._request_id), (STATUS_DETAILS_KEY, status.SerializeToString()))
+        await self._context.abort(grpc_status.code_of(error), status.message, trailers)
+
+
+def _task_is_cancelled() -> bool:
+    """Whether gRPC cancelled this call, and not something inside it, which nobody would answer for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -22,6 +22,11 @@ from bitmill_common.staging import is_staging, staged_file
 CHUNK_BYTES = 8 * 2**20
 
 
+def real_path(path: Path) -> Path:
+    """Follows all links, also of a path that does not exist. Unlike `Path.resolve`, a link to itself is no error."""
+    return Path(os.path.realpath(path))
+
+
 class LocalStore:
     """An `ObjectStore` at a `file://` URI.
 
@@ -122,13 +127,14 @@ class LocalStore:
             return
         with os.scandir(directory) as entries:
             for entry in entries:
-                if not is_staging(entry.name) and (entry.is_dir() or entry.is_file()):
-                    yield entry.name, entry.is_dir()
+                path = Path(entry)  # whose tests, unlike the entry's, answer False for a link that leads to itself
+                if not is_staging(entry.name) and (path.is_dir() or path.is_file()):
+                    yield entry.name, path.is_dir()
 
     def _resolve(self, path: str) -> Path:
         """Returns the real path of a file or directory, which need not exist, and checks that it is in the roots."""
         whole = self._directory / uris.check_path(path) if path else self._directory
-        resolved = whole.resolve()
+        resolved = real_path(whole)
         if not any(resolved.is_relative_to(root) for root in self._roots):
             uri = self._uri_of(path)
             raise PermissionDeniedError(

@@ -7,6 +7,9 @@ import sys
 
 import structlog
 
+# Without the local variables of each frame, which hold prompts and credentials.
+_tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+
 
 def configure_logging(level: str = "INFO") -> None:
     """Sends structlog and the standard library's logging through one JSON renderer to standard error."""
@@ -15,7 +18,7 @@ def configure_logging(level: str = "INFO") -> None:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.dict_tracebacks,
+        _tracebacks,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

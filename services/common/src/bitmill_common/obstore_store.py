@@ -57,7 +57,7 @@ _RETRIES: RetryConfig = {
 
 _log = structlog.get_logger()
 
-_METADATA_SERVICE = "169.254.169.254"
+_METADATA_SERVICE = re.compile(r"https?://[^/\s]+/latest/(?:api/token|meta-data)")
 _REFUSALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
 
@@ -135,8 +135,9 @@ class ObstoreStore:
 
     def list_directories(self, prefix: str = "") -> Sequence[str]:
         """See `ObjectStore.list_directories`."""
+        directory = self._directory_key(prefix)
         with self._translated(prefix):
-            result = obstore.list_with_delimiter(self._client, self._directory_key(prefix) or None)
+            result = obstore.list_with_delimiter(self._client, directory or None)
         return sorted(path.rsplit("/", 1)[-1] for path in result["common_prefixes"])
 
     def head(self, path: str) -> ObjectInfo:
@@ -168,8 +169,9 @@ class ObstoreStore:
 
     def write(self, path: str, data: bytes) -> None:
         """See `ObjectStore.write`."""
+        key = self._key(path)
         with self._translated(path, writing=True):
-            obstore.put(self._client, self._key(path), data, use_multipart=False)
+            obstore.put(self._client, key, data, use_multipart=False)
 
     def upload(self, source: Path, path: str, on_bytes: OnBytes = lambda count: None) -> None:
         """See `ObjectStore.upload`. Files of more than one part go up as a multipart upload."""
@@ -188,10 +190,9 @@ class ObstoreStore:
         Not `obstore.put` of an iterator: that runs the iterator inside obstore's event loop, where `on_bytes` could use
         no store.
         """
+        key = self._key(path)
         with self._translated(path, writing=True):
-            writer = obstore.open_writer(
-                self._client, self._key(path), buffer_size=part_bytes, max_concurrency=CONCURRENCY
-            )
+            writer = obstore.open_writer(self._client, key, buffer_size=part_bytes, max_concurrency=CONCURRENCY)
         try:
             yield writer
         except BaseException as error:
@@ -214,8 +215,9 @@ class ObstoreStore:
 
     def delete(self, path: str) -> None:
         """See `ObjectStore.delete`."""
+        key = self._key(path)
         with self._translated(path), contextlib.suppress(FileNotFoundError):
-            obstore.delete(self._client, self._key(path))
+            obstore.delete(self._client, key)
 
     def local_path(self, path: str = "") -> Path | None:
         """See `ObjectStore.local_path`."""
@@ -229,15 +231,17 @@ class ObstoreStore:
         return f"{self._prefix}/{path}" if self._prefix else path
 
     def _head(self, path: str) -> Any:
+        key = self._key(path)
         with self._translated(path):
-            return obstore.head(self._client, self._key(path))
+            return obstore.head(self._client, key)
 
     def _get(self, path: str, start: int, end: int, e_tag: str | None = None) -> bytes:
+        key = self._key(path)
         options: Any = {"range": (start, end)}
         if e_tag:
             options["if_match"] = e_tag
         with self._translated(path):
-            return bytes(obstore.get(self._client, self._key(path), options=options).bytes())
+            return bytes(obstore.get(self._client, key, options=options).bytes())
 
     @contextlib.contextmanager
     def _translated(self, path: str, *, writing: bool = False) -> Iterator[None]:
@@ -245,7 +249,7 @@ class ObstoreStore:
             yield
         except FileNotFoundError:
             raise self._not_found(path, is_bucket=writing) from None
-        except (exceptions.BaseError, ValueError) as error:
+        except (exceptions.BaseError, OSError, ValueError) as error:  # OSError: from closing a writer
             raise self._translate(error, path) from None
 
     def _not_found(self, path: str, *, is_bucket: bool) -> NotFoundError:
@@ -264,7 +268,7 @@ class ObstoreStore:
         if isinstance(error, exceptions.InvalidPathError | ValueError):
             message = f"{uri} is, or lists, a name that this server cannot use"
             return FailedPreconditionError("OBJECT_NAME_UNSUPPORTED", message, metadata)
-        if _METADATA_SERVICE in text:
+        if _METADATA_SERVICE.search(text):
             message = f"this server has no credentials for {uri}, and no cloud metadata service gives it any ({cause})"
             return PermissionDeniedError("STORE_CREDENTIALS_MISSING", message, metadata)
         status = _status(text)

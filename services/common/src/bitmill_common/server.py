@@ -12,12 +12,16 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import grpc
 import structlog
 from google.protobuf.descriptor import ServiceDescriptor
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # assigned behind a version check
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
 from bitmill_common import errors
 from bitmill_common.interceptors import CallInterceptor
@@ -53,16 +57,15 @@ class GrpcServer:
     A `health_servicer` of one's own can carry further names beside those of the services.
     """
 
-    def __init__(self, bindings: Sequence[Binding], health_servicer: health.aio.HealthServicer | None = None) -> None:
-        self._server = grpc.aio.server(interceptors=[CallInterceptor()], options=CHANNEL_OPTIONS)
+    def __init__(self, bindings: Sequence[Binding], health_servicer: health_aio.HealthServicer | None = None) -> None:
+        self._calls = CallInterceptor()
+        self._server = grpc.aio.server(interceptors=[self._calls], options=CHANNEL_OPTIONS)
         self._service_names = [binding.descriptor.full_name for binding in bindings]
         for binding in bindings:
             binding.add_to(self._server)
-        self.health = health_servicer or health.aio.HealthServicer()
+        self.health = health_servicer or health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        reflection.enable_server_reflection(
-            (*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-        )
+        self._server.add_generic_rpc_handlers(_reflection((*self._service_names, HEALTH_SERVICE_NAME)))
 
     async def start(self, address: str, *, insecure: bool = False) -> int:
         """Binds `address` (host:port, port 0 for a free one), begins to serve, and returns the port.
@@ -83,7 +86,25 @@ class GrpcServer:
     async def stop(self, grace: timedelta) -> None:
         """Turns health NOT_SERVING, refuses new calls, and ends the running ones after `grace` at the latest."""
         await self.health.enter_graceful_shutdown()
-        await self._server.stop(grace.total_seconds())
+        stopped = asyncio.create_task(self._server.stop(grace.total_seconds()))
+        idle = asyncio.create_task(self._calls.wait_until_idle())
+        await asyncio.wait((stopped, idle), return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        # Health watches never end by themselves; they are not worth the grace.
+        await self._server.stop(None)
+        await stopped
+
+
+def _reflection(service_names: Sequence[str]) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
+    """Reflection under both its names, v1 and v1alpha: the messages are the same on the wire."""
+    names = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]
+    servicer = reflection_aio.ReflectionServicer((*service_names, *names))  # type: ignore[attr-defined]
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    return tuple(grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler}) for name in names)
 
 
 def _check_exposure(address: str, insecure: bool) -> None:

@@ -54,7 +54,8 @@ def staged_file(target: Path) -> Iterator[BinaryIO]:
 def staged_directory(target: Path) -> Iterator[Path]:
     """Makes a directory that becomes `target` when the block ends; after an exception nothing is left.
 
-    `target` must not be there, or be empty (else `FileExistsError`, or `OSError` if it was filled in the meantime).
+    `FileExistsError` when there is something in `target`, before the block or when it ends. `ResourceExhaustedError`
+    DISK_FULL as of `staged_file`.
     """
     if target.is_dir() and any(target.iterdir()):
         raise FileExistsError(f"{target} is not empty")
@@ -64,7 +65,7 @@ def staged_directory(target: Path) -> Iterator[Path]:
         try:
             yield staging
             _sync_directory(staging)
-            os.replace(staging, target)
+            _rename_directory(staging, target)
         except BaseException as error:
             shutil.rmtree(staging, ignore_errors=True)
             _raise_if_full(error, target)
@@ -102,6 +103,15 @@ def _raise_if_full(error: BaseException, target: Path) -> None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         metadata = {"path": str(target)}
         raise ResourceExhaustedError("DISK_FULL", f"no space left on the disk for {target}", metadata) from error
+
+
+def _rename_directory(staging: Path, target: Path) -> None:
+    try:
+        os.replace(staging, target)
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise FileExistsError(f"{target} was filled by somebody else meanwhile") from error
+        raise
 
 
 def _staging_path(target: Path) -> Path:

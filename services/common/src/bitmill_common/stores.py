@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bitmill_common import uris
 from bitmill_common.errors import FieldViolation, InvalidArgumentError, PermissionDeniedError
-from bitmill_common.local_store import LocalStore
+from bitmill_common.local_store import LocalStore, real_path
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.obstore_store import ObstoreStore, StoreOptions, connect_s3
 
@@ -23,7 +23,7 @@ class Stores:
     def __init__(self, roots: Sequence[str], options: StoreOptions = StoreOptions()) -> None:  # noqa: B008 (frozen)
         options.check()
         self.roots = tuple(_parse_root(root) for root in roots)
-        self._local_roots = tuple(root.file_path.resolve() for root in self.roots if root.scheme == uris.FILE)
+        self._local_roots = tuple(real_path(root.file_path) for root in self.roots if root.scheme == uris.FILE)
         self._connect_s3 = functools.cache(lambda bucket: connect_s3(bucket, options))
 
     def open(self, uri: str, field: str) -> ObjectStore:
@@ -52,7 +52,7 @@ class Stores:
     def _check_within_roots(self, parsed: uris.StoreUri) -> None:
         within = any(parsed.is_within(root) for root in self.roots)
         if within and parsed.scheme == uris.FILE:
-            resolved = parsed.file_path.resolve()
+            resolved = real_path(parsed.file_path)
             within = any(resolved.is_relative_to(root) for root in self._local_roots)
         if not within:
             roots = ", ".join(str(root) for root in self.roots)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import NoReturn
 
 import uvloop
-from grpc_health.v1.health import aio
+from grpc_health.v1.health import aio  # type: ignore[attr-defined]
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp

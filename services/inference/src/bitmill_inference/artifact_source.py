@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
-import tempfile
+import threading
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,6 @@ from bitmill_common.artifact import Manifest
 from bitmill_common.checkpoint import inspect_checkpoint
 from bitmill_common.errors import DataLossError, NotFoundError
 from bitmill_common.object_store import ObjectInfo, ObjectStore, OnBytes
-from bitmill_common.staging import staged_directory
 from bitmill_common.stores import Stores
 
 # Where artifacts lie in a store. Such a directory without a manifest is half-written, not a plain checkpoint.
@@ -56,6 +57,7 @@ class ArtifactSource:
     def __init__(self, stores: Stores, cache_dir: Path) -> None:
         self._stores = stores
         self._cache_dir = cache_dir
+        self._fetching = threading.Lock()
 
     def open(self, uri: str, field: str) -> ObjectStore:
         """Returns the store at `uri`. Errors as of `Stores.open`."""
@@ -99,20 +101,15 @@ class ArtifactSource:
 
     def _cached_artifact(self, store: ObjectStore, manifest: Manifest, on_bytes: OnBytes) -> LocalModel:
         directory = self._cache_dir / "artifacts" / manifest.digest.removeprefix("sha256:")
-        if not directory.is_dir():
-            with staged_directory(directory) as staging:
-                artifacts.download_files(store, manifest, staging, on_bytes)
+        # Another process may share the cache and be the faster one.
+        with self._fetching, contextlib.suppress(FileExistsError):
+            if not directory.is_dir():
+                artifacts.download_files(store, manifest, directory, on_bytes)
         return LocalModel(directory, self._local_store(directory), cached=True)
 
     def _download_checkpoint(self, source: Source, on_bytes: OnBytes) -> LocalModel:
-        parent = self._cache_dir / "checkpoints"
-        parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f"{source.name}-", dir=parent))
-        try:
-            artifacts.download_files(source.store, list(source.files), directory, on_bytes)
-        except BaseException:
-            shutil.rmtree(directory)
-            raise
+        directory = self._cache_dir / "checkpoints" / f"{source.name}-{uuid.uuid4().hex}"
+        artifacts.download_files(source.store, source.files, directory, on_bytes)
         return LocalModel(
             directory, self._local_store(directory), release=lambda: shutil.rmtree(directory, ignore_errors=True)
         )

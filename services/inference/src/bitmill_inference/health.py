@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio
+from grpc_health.v1.health import aio  # type: ignore[attr-defined]
 
 from bitmill.inference.v1 import inference_service_pb2
 

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -37,6 +37,7 @@ from bitmill_quantizer.jobs import (
     JobCancelledError,
     JobError,
     JobInterruptedError,
+    JobList,
     JobPhase,
     JobPosition,
     JobState,
@@ -141,6 +142,7 @@ class DbosJobs:
 
     def submit(self, job_id: str, spec: QuantizationSpec) -> Job:
         """Queues a job and returns it; one that has this id already is returned as it is."""
+        self._journal.add(job_id)
         with SetWorkflowID(job_id):
             DBOS.enqueue_workflow(_QUEUE, self._workflow, _spec_type.dump_python(spec, mode="json"))
         job = self.find(job_id)
@@ -153,25 +155,28 @@ class DbosJobs:
         status = self._status(job_id)
         return None if status is None else _to_job(status, self._journal.summaries([job_id]).get(job_id))
 
-    def list(self, states: Sequence[JobState], limit: int, after: JobPosition | None) -> list[Job]:
-        """Returns up to `limit` jobs that follow `after`, newest first, ties by descending id."""
-        # DBOS sorts by time alone, so all that share the millisecond at either end of the page are read and sorted.
+    def list(self, states: Sequence[JobState], limit: int, after: JobPosition | None) -> JobList:
+        """Returns up to `limit` jobs that follow `after`, newest first."""
+        # DBOS sorts by its own time alone, on SQLite in whole seconds, so all jobs that share the time at either end of
+        # the page are read, and sorted here.
         wanted = [name for name, state in _STATES.items() if state in states] if states else None
         found: dict[str, WorkflowStatus] = {}
         before_ms = None
         if after is not None:
-            before_ms = after.create_time_ms - 1
-            found |= self._created_at(after.create_time_ms, wanted)
-        page = _list_workflows(status=wanted, end_time=_iso(before_ms), limit=limit)
+            before_ms = after.key[0] - 1
+            found |= self._created_at(after.key[0], wanted)
+        page = _list_workflows(status=wanted, end_time=_iso(before_ms), limit=limit + 1)
         found |= {status.workflow_id: status for status in page}
-        if len(page) == limit:
+        if len(page) > limit:
             found |= self._created_at(_created_ms(page[-1]), wanted)
-        statuses = sorted(found.values(), key=lambda s: (_created_ms(s), s.workflow_id), reverse=True)
-        if after is not None:
-            statuses = [s for s in statuses if (_created_ms(s), s.workflow_id) < (after.create_time_ms, after.job_id)]
-        statuses = statuses[:limit]
-        summaries = self._journal.summaries([status.workflow_id for status in statuses])
-        return [_to_job(status, summaries.get(status.workflow_id)) for status in statuses]
+        summaries = self._journal.summaries(list(found))
+        keyed = sorted(((_sort_key(s, summaries), s) for s in found.values()), key=lambda pair: pair[0], reverse=True)
+        following = [(key, status) for key, status in keyed if after is None or key < after.key]
+        taken = following[:limit]
+        return JobList(
+            tuple(_to_job(status, summaries.get(status.workflow_id)) for _, status in taken),
+            JobPosition(taken[-1][0]) if len(following) > limit else None,
+        )
 
     def history(self, job_id: str, after_sequence: int) -> History | None:
         """Returns the events after `after_sequence`, or None when there is no such job."""
@@ -180,13 +185,13 @@ class DbosJobs:
         if status is None:
             return None
         entries = self._journal.entries(job_id)
-        summary = Summary(entries[0].time, entries[-1]) if entries else None
-        return build_history(_to_job(status, summary), entries, after_sequence)
+        job = _to_job(status, self._journal.summaries([job_id]).get(job_id))
+        return build_history(job, entries, after_sequence)
 
     def cancel(self, job_id: str) -> bool:
         """Cancels a job and returns whether this call did."""
         job = self.find(job_id)
-        if job is None or job.state.is_final or self._journal.claim(job_id, Claim.CANCEL) is not Claim.CANCEL:
+        if job is None or job.state.is_final or not self._journal.claim(job_id, Claim.CANCEL):
             return False
         DBOS.cancel_workflow(job_id)
         return True
@@ -277,24 +282,34 @@ def _to_portable(error: Exception, phase: JobPhase) -> PortableWorkflowError:
 def _to_job(status: WorkflowStatus, summary: Summary | None) -> Job:
     inputs: Any = status.input
     state = _STATES[status.status]
+    last = summary.last if summary else None
+    create_time = summary.create_time if summary else _time(_created_ms(status))
+    start_time = summary.start_time if summary else None
+    if start_time is None and state is JobState.RUNNING and status.dequeued_at:
+        start_time = max(create_time, _time(status.dequeued_at))
+    end_time = None
+    if state.is_final and status.completed_at:
+        # DBOS on SQLite cuts to whole seconds, which would put the end before what came last.
+        end_time = max(_time(status.completed_at), last.time if last else create_time)
     return Job(
         job_id=status.workflow_id,
         spec=_spec_type.validate_python(inputs["args"][0]),
         state=state,
-        create_time=_time(_created_ms(status)),
-        phase=summary.last.phase if summary else None,
-        progress=summary.last.progress if summary else None,
+        create_time=create_time,
+        phase=last.phase if last else None,
+        progress=last.progress if last else None,
         error=_error_of(status) if state is JobState.FAILED else None,
         artifact_uri=status.output["artifact_uri"] if state is JobState.SUCCEEDED and status.output else "",
-        start_time=_start_time(status, summary) if state is not JobState.QUEUED else None,
-        end_time=_time(status.completed_at) if state.is_final and status.completed_at else None,
+        start_time=start_time,
+        end_time=end_time,
     )
 
 
-def _start_time(status: WorkflowStatus, summary: Summary | None) -> datetime | None:
-    if summary is not None:
-        return summary.start_time
-    return _time(status.dequeued_at) if status.dequeued_at else None
+def _sort_key(status: WorkflowStatus, summaries: Mapping[str, Summary]) -> tuple[int, int, str]:
+    created_ms = _created_ms(status)
+    summary = summaries.get(status.workflow_id)
+    own_ms = round(summary.create_time.timestamp() * 1000) if summary else created_ms
+    return (created_ms, own_ms, status.workflow_id)
 
 
 def _error_of(status: WorkflowStatus) -> JobError:

@@ -85,19 +85,26 @@ class JobEvent:
 
 
 @dataclass(frozen=True)
+class JobPosition:
+    """Where a page of jobs ends: the sort key of its last job, which is the board's own to make and to read."""
+
+    key: tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class JobList:
+    """A part of the list of jobs, newest first, and where to go on; None at the end."""
+
+    jobs: tuple[Job, ...]
+    next_position: JobPosition | None
+
+
+@dataclass(frozen=True)
 class History:
     """A part of a job's history. `is_complete`: it goes up to the event with the final state."""
 
     events: tuple[JobEvent, ...]
     is_complete: bool
-
-
-@dataclass(frozen=True)
-class JobPosition:
-    """Where a page of jobs ends: newest first, equal creation times in descending order of the id."""
-
-    create_time_ms: int
-    job_id: str
 
 
 class JobStoppedError(BaseException):

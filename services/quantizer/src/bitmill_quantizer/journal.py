@@ -1,7 +1,8 @@
-"""What DBOS has no place for, in two tables beside its own: each job's progress, and who may still decide its end."""
+"""What DBOS has no place for, in two tables beside its own: each job's creation, its progress, and who ends it."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ _entries = sa.Table(
     sa.Column("unit", sa.String(16), nullable=False),
     sa.Column("loss", sa.Float, nullable=True),
 )
-_claims = sa.Table(
-    "bitmill_job_claim",
+_jobs = sa.Table(
+    "bitmill_job",
     _tables,
     sa.Column("job_id", sa.String(64), primary_key=True),
-    sa.Column("claim", sa.String(16), nullable=False),
+    # DBOS on SQLite keeps whole seconds, which is too little to sort by.
+    sa.Column("create_time_ms", sa.BigInteger, nullable=False),
+    sa.Column("claim", sa.String(16), nullable=True),
 )
 
 
@@ -52,10 +55,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """A job's last entry, and the time of its first."""
+    """When a job was created, when its first entry was made, and its last entry; None without entries."""
 
-    start_time: datetime
-    last: Entry
+    create_time: datetime
+    start_time: datetime | None = None
+    last: Entry | None = None
 
 
 class Journal:
@@ -69,29 +73,28 @@ class Journal:
         """Closes the connections."""
         self._engine.dispose()
 
-    def claim(self, job_id: str, claim: Claim) -> Claim:
-        """Takes the one claim on a job's end where it is free, and returns whose it is."""
-        insert = sa.insert(_claims).from_select(
-            ["job_id", "claim"],
-            sa.select(sa.literal(job_id), sa.literal(claim.value)).where(
-                ~sa.exists().where(_claims.c.job_id == job_id)
-            ),
+    def add(self, job_id: str) -> None:
+        """Takes a job in before it is queued; one that is here already keeps its creation time."""
+        now = sa.literal(_to_ms(datetime.now(UTC)), sa.BigInteger)
+        known = sa.exists().where(_jobs.c.job_id == job_id)
+        insert = sa.insert(_jobs).from_select(
+            ["job_id", "create_time_ms"], sa.select(sa.literal(job_id), now).where(~known)
         )
-        try:
-            with self._engine.begin() as connection:
-                connection.execute(insert)
-        except sa.exc.IntegrityError:
-            # Another took it between the look and the insert; PostgreSQL lets both look at once.
-            pass
-        held = self.held_claim(job_id)
-        if held is None:
-            raise AssertionError(f"no claim on {job_id} after an insert")
-        return held
+        # Another may take it in between the look and the insert: PostgreSQL lets both look at once.
+        with contextlib.suppress(sa.exc.IntegrityError), self._engine.begin() as connection:
+            connection.execute(insert)
+
+    def claim(self, job_id: str, claim: Claim) -> bool:
+        """Takes the one claim on a job's end where it is free, and returns whether it is this one now."""
+        free = sa.update(_jobs).where(_jobs.c.job_id == job_id, _jobs.c.claim.is_(None))
+        with self._engine.begin() as connection:
+            connection.execute(free.values(claim=claim.value))
+        return self.held_claim(job_id) is claim
 
     def held_claim(self, job_id: str) -> Claim | None:
         """Returns the claim on a job's end, or None while it is free."""
         with self._engine.connect() as connection:
-            value = connection.scalar(sa.select(_claims.c.claim).where(_claims.c.job_id == job_id))
+            value = connection.scalar(sa.select(_jobs.c.claim).where(_jobs.c.job_id == job_id))
         return None if value is None else Claim(value)
 
     def append(self, job_id: str, phase: JobPhase, progress: Progress) -> None:
@@ -105,7 +108,7 @@ class Journal:
             "unit": progress.unit,
             "loss": progress.loss,
         }
-        cancelled = sa.exists().where(_claims.c.job_id == job_id, _claims.c.claim == Claim.CANCEL.value)
+        cancelled = sa.exists().where(_jobs.c.job_id == job_id, _jobs.c.claim == Claim.CANCEL.value)
         values = [sa.literal(value, _entries.c[name].type) for name, value in row.items()]
         insert = sa.insert(_entries).from_select(
             ["job_id", "sequence", *row],
@@ -125,7 +128,7 @@ class Journal:
             return [_to_entry(row) for row in connection.execute(query).mappings()]
 
     def summaries(self, job_ids: Sequence[str]) -> dict[str, Summary]:
-        """Returns the summary of each job that has entries."""
+        """Returns the summary of each job that was taken in."""
         bounds = (
             sa.select(
                 _entries.c.job_id,
@@ -136,12 +139,16 @@ class Journal:
             .group_by(_entries.c.job_id)
             .subquery()
         )
-        query = sa.select(_entries, bounds.c.start_ms).join(
-            bounds, sa.and_(_entries.c.job_id == bounds.c.job_id, _entries.c.sequence == bounds.c.last_sequence)
+        of_job = bounds.c.job_id == _jobs.c.job_id
+        last = sa.and_(_entries.c.job_id == bounds.c.job_id, _entries.c.sequence == bounds.c.last_sequence)
+        query = (
+            sa.select(_jobs.c.job_id.label("of"), _jobs.c.create_time_ms, bounds.c.start_ms, *_entries.c)
+            .select_from(_jobs.outerjoin(bounds, of_job).outerjoin(_entries, last))
+            .where(_jobs.c.job_id.in_(job_ids))
         )
         with self._engine.connect() as connection:
             rows = connection.execute(query).mappings().all()
-        return {row["job_id"]: Summary(_from_ms(row["start_ms"]), _to_entry(row)) for row in rows}
+        return {row["of"]: _to_summary(row) for row in rows}
 
 
 def _connect(database_url: str) -> sa.Engine:
@@ -158,6 +165,13 @@ def _connect(database_url: str) -> sa.Engine:
         connection.execute("PRAGMA journal_mode=WAL")
 
     return engine
+
+
+def _to_summary(row: Any) -> Summary:
+    create_time = _from_ms(row["create_time_ms"])
+    if row["start_ms"] is None:
+        return Summary(create_time)
+    return Summary(create_time, _from_ms(row["start_ms"]), _to_entry(row))
 
 
 def _to_entry(row: Any) -> Entry:

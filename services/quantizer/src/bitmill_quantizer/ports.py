@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from bitmill_common.artifact import Calibration, Evaluation, Recipe
-from bitmill_quantizer.jobs import History, Job, JobPhase, JobPosition, JobState, Progress
+from bitmill_quantizer.jobs import History, Job, JobList, JobPhase, JobPosition, JobState, Progress
 from bitmill_quantizer.specs import QuantizationSpec
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class JobBoard(Protocol):
     def find(self, job_id: str) -> Job | None:
         """Returns a job, or None when there is none."""
 
-    def list(self, states: Sequence[JobState], limit: int, after: JobPosition | None) -> list[Job]:
+    def list(self, states: Sequence[JobState], limit: int, after: JobPosition | None) -> JobList:
         """Returns up to `limit` jobs that follow `after`, newest first; with `states` only those in one of them."""
 
     def history(self, job_id: str, after_sequence: int) -> History | None:

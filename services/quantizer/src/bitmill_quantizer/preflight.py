@@ -13,9 +13,9 @@ from bitmill_common.errors import BitmillError, FailedPreconditionError, FieldVi
 from bitmill_quantizer.schemes import GROUP_SIZES, PER_CHANNEL, TRAITS
 from bitmill_quantizer.specs import MIN_SEQUENCE_LENGTH, REGEX_PREFIX
 
-# Decoder-only models whose quantizable weights are all plain Linear layers below `layers`, that transformers 5.17 (which
-# the engine loads with) knows and vLLM 0.32 (which serves) has a model of its own for. Mixtures of experts keep theirs
-# fused in 3-D tensors and need rules of their own.
+# Decoder-only models whose quantizable weights are all plain Linear layers below `layers`; transformers 5.17, which the
+# engine loads with, knows them, and vLLM 0.32, which serves, has models of its own for them. Mixtures of experts keep
+# theirs fused in 3-D tensors and need rules of their own.
 ARCHITECTURES = frozenset(
     {
         "CohereForCausalLM",

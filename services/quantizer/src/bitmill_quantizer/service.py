@@ -87,16 +87,14 @@ class QuantizationService:
         """Lists jobs, newest first. New jobs do not move the pages that follow; a job that changes its state between
         two pages of a filtered list may come in neither.
         """
-        size = paging.page_size(page_size)
         query = ",".join(sorted({state.value for state in states}))
         after = None
         if page_token:
-            time_ms, job_id = paging.read_token(page_token, query, (int, str))
-            after = JobPosition(int(time_ms), str(job_id))
-        jobs = await asyncio.to_thread(self._board.list, states, size + 1, after)
-        page, rest = jobs[:size], jobs[size:]
-        last = page[-1] if rest else None
-        return JobPage(page, paging.make_token(query, [_position_ms(last), last.job_id]) if last else "")
+            seconds, milliseconds, job_id = paging.read_token(page_token, query, (int, int, str))
+            after = JobPosition((int(seconds), int(milliseconds), str(job_id)))
+        page = await asyncio.to_thread(self._board.list, states, paging.page_size(page_size), after)
+        token = paging.make_token(query, list(page.next_position.key)) if page.next_position else ""
+        return JobPage(page.jobs, token)
 
     async def watch(self, job_id: str, after_sequence: int) -> AsyncGenerator[JobEvent, None]:
         """Yields a job's events after a sequence number, the last of which has the final state."""
@@ -135,10 +133,6 @@ def _require_id(job_id: str) -> str:
     if not job_id:
         raise InvalidArgumentError([FieldViolation("job_id", "is required", "REQUIRED")])
     return job_id
-
-
-def _position_ms(job: Job) -> int:
-    return round(job.create_time.timestamp() * 1000)
 
 
 def _require_same(job: Job, spec: QuantizationSpec, request_id: str) -> Job:

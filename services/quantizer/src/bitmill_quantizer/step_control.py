@@ -57,7 +57,7 @@ class StepControl:
 
     def begin_publishing(self) -> None:
         """From here a cancel comes too late; `JobCancelledError` when one came before."""
-        if self._journal.claim(self._job_id, Claim.PUBLISH) is not Claim.PUBLISH:
+        if not self._journal.claim(self._job_id, Claim.PUBLISH):
             raise JobCancelledError(self._job_id)
 
     def _look(self) -> None:

@@ -19,6 +19,7 @@ from bitmill.watching import succeeded
 
 _SCHEMES = [name.removeprefix("SCHEME_") for name, number in Scheme.items() if number]
 SchemeName = enum.Enum("SchemeName", {name: name for name in _SCHEMES}, type=str)  # type: ignore[misc]
+_DEFAULT_SCHEME = SchemeName("W4A16")
 
 
 def quantize(
@@ -27,7 +28,7 @@ def quantize(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the artifact.")],
     scheme: Annotated[
         SchemeName, typer.Option(case_sensitive=False, help="How weights and activations are stored.")
-    ] = SchemeName("W4A16"),
+    ] = _DEFAULT_SCHEME,
     group_size: Annotated[
         int | None, typer.Option(help="Input channels that share a scale; -1: one scale per output channel.")
     ] = None,

@@ -102,13 +102,15 @@ def hoisted(args: list[str]) -> list[str]:
     """Returns the arguments with the global options first. Those after `--` stay where they are."""
     front: list[str] = []
     rest: list[str] = []
-    remaining = iter(args)
-    for argument in remaining:
+    remaining = list(args)
+    while remaining:
+        argument = remaining.pop(0)
         if argument == "--":
             rest += [argument, *remaining]
-        elif _GLOBAL_OPTIONS.get(argument, False):
-            front += [argument, *(value for value in [next(remaining, None)] if value is not None)]
-        elif argument.partition("=")[0] in _GLOBAL_OPTIONS:
+            break
+        if _GLOBAL_OPTIONS.get(argument) and remaining:
+            front += [argument, remaining.pop(0)]
+        elif argument.partition("=")[0] in _GLOBAL_OPTIONS and ("=" in argument or not _GLOBAL_OPTIONS[argument]):
             front.append(argument)
         else:
             rest.append(argument)

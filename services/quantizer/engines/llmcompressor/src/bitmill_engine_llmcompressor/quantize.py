@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from bitmill_engine_llmcompressor import gptq_cpu
 from bitmill_engine_llmcompressor.calibration import Samples, build_samples
 from bitmill_engine_llmcompressor.checkpoints import load_model, load_tokenizer, require_context
 from bitmill_engine_llmcompressor.gptq import ReportingGPTQModifier
@@ -66,6 +67,7 @@ def _compress(
         config_groups={"group_0": quantization_scheme(request.recipe)},
         ignore=resolve_ignore(model, request.recipe),
         dampening_frac=request.recipe.dampening_frac,
+        block_size=gptq_cpu.BLOCK_SIZE,
     ).report_to(
         lambda completed, total, loss, remark: events.progress(
             "quantize", completed, total, "layers", loss=loss, message=remark

@@ -1,0 +1,169 @@
+"""A whole quantizer in this process over a real socket: DBOS on SQLite, local stores, the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from bitmill.artifact.v1 import artifact_service_pb2_grpc, recipe_pb2
+from bitmill.quantizer.v1 import quantization_job_pb2, quantizer_service_pb2, quantizer_service_pb2_grpc
+from bitmill_common.stores import Stores
+from bitmill_quantizer import pipeline
+from bitmill_quantizer.__main__ import build_server
+from bitmill_quantizer.catalog import ArtifactCatalog
+from bitmill_quantizer.dbos_jobs import DbosJobs
+from bitmill_quantizer.engine_process import EngineProcess
+from bitmill_quantizer.pipeline import Workshop
+from bitmill_quantizer.planner import Planner
+from bitmill_quantizer.ports import JobBoard
+from bitmill_quantizer.service import QuantizationService
+from support import fake_quantization_engine as fake_engine
+from support.checkpoints import write_checkpoint
+
+DEADLINE_S = 60
+
+
+@dataclass
+class RoomyHost:
+    """A machine with room for everything, unless told otherwise."""
+
+    disk_bytes: int = 1 << 50
+    total_memory_bytes: int = 1 << 50
+
+    def free_disk_bytes(self, directory: Path) -> int:
+        return self.disk_bytes
+
+    def memory_bytes(self) -> int:
+        return self.total_memory_bytes
+
+
+class Place:
+    """The directories of a test's quantizer, with a tiny checkpoint in the source root and the engine installed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.sources = root / "sources"
+        self.artifacts = root / "artifacts-root"
+        self.work = root / "work"
+        self.engine = root / "engine"
+        self.source = write_checkpoint(self.sources / "tiny")
+        self.engine_python = fake_engine.install(self.engine)
+        self.host = RoomyHost()
+
+    def spec(self, name: str = "tiny", **recipe: object) -> quantization_job_pb2.QuantizationSpec:
+        """A spec that succeeds."""
+        fields = {"scheme": recipe_pb2.SCHEME_W4A16, "group_size": 32} | recipe
+        return quantization_job_pb2.QuantizationSpec(
+            source_uri=self.source.as_uri(),
+            artifact_name=name,
+            recipe=recipe_pb2.Recipe(**fields),
+            calibration=recipe_pb2.Calibration(num_samples=4, max_sequence_length=32),
+            evaluation=quantization_job_pb2.EvaluationSpec(num_tokens=64),
+        )
+
+    def workshop(self) -> Workshop:
+        """What jobs work with here."""
+        sources, artifacts = Stores([self.sources.as_uri()]), Stores([self.artifacts.as_uri()])
+        engine = EngineProcess("fake", self.engine_python, "fake_engine", "install it")
+        root = artifacts.open(self.artifacts.as_uri(), "artifact_root")
+        planner = Planner(sources, root, engine, self.host, self.work)
+        return Workshop(sources, artifacts, self.artifacts.as_uri(), engine, planner)
+
+    def leftovers(self) -> list[str]:
+        """What lies in the work directory beside the database and the lock."""
+        jobs = self.work / "jobs"
+        return sorted(path.name for path in jobs.iterdir()) if jobs.is_dir() else []
+
+
+@dataclass
+class Quantizer:
+    """Stubs of a running quantizer, and short forms of its calls."""
+
+    place: Place
+    service: QuantizationService
+    jobs: quantizer_service_pb2_grpc.QuantizerServiceStub
+    artifacts: artifact_service_pb2_grpc.ArtifactServiceStub
+
+    async def create(
+        self, spec: quantization_job_pb2.QuantizationSpec, request_id: str = ""
+    ) -> quantization_job_pb2.QuantizationJob:
+        request = quantizer_service_pb2.CreateQuantizationJobRequest(request_id=request_id, spec=spec)
+        return (await self.jobs.CreateQuantizationJob(request, timeout=DEADLINE_S)).job
+
+    async def get(self, job_id: str) -> quantization_job_pb2.QuantizationJob:
+        request = quantizer_service_pb2.GetQuantizationJobRequest(job_id=job_id)
+        return (await self.jobs.GetQuantizationJob(request, timeout=DEADLINE_S)).job
+
+    async def cancel(self, job_id: str) -> quantization_job_pb2.QuantizationJob:
+        request = quantizer_service_pb2.CancelQuantizationJobRequest(job_id=job_id)
+        return (await self.jobs.CancelQuantizationJob(request, timeout=DEADLINE_S)).job
+
+    async def watch(self, job_id: str, after_sequence: int = 0) -> AsyncIterator[quantization_job_pb2.JobEvent]:
+        request = quantizer_service_pb2.WatchQuantizationJobRequest(job_id=job_id, after_sequence=after_sequence)
+        async for response in self.jobs.WatchQuantizationJob(request, timeout=DEADLINE_S):
+            yield response.event
+
+    async def history(self, job_id: str, after_sequence: int = 0) -> list[quantization_job_pb2.JobEvent]:
+        return [event async for event in self.watch(job_id, after_sequence)]
+
+    async def finished(self, job_id: str) -> quantization_job_pb2.QuantizationJob:
+        """Waits for the final state."""
+        return (await self.history(job_id))[-1].job
+
+    async def reaches(self, job_id: str, phase: quantization_job_pb2.JobPhase, completed: int = 0) -> None:
+        """Waits until a job is that far in a phase."""
+        async for event in self.watch(job_id):
+            if event.job.phase == phase and event.job.progress.completed >= completed:
+                return
+        raise AssertionError(f"{job_id} ended before {phase}")
+
+
+@asynccontextmanager
+async def running(place: Place) -> AsyncIterator[Quantizer]:
+    """Runs a quantizer on real jobs."""
+    shop = place.workshop()
+    jobs = DbosJobs(f"sqlite:///{place.work}/jobs.sqlite", place.work, partial(pipeline.run_phases, shop))
+    await asyncio.to_thread(jobs.start)
+    try:
+        async with serving(place, jobs, shop) as quantizer:
+            yield quantizer
+    finally:
+        await asyncio.to_thread(jobs.stop)
+
+
+@asynccontextmanager
+async def serving(place: Place, board: JobBoard, shop: Workshop) -> AsyncIterator[Quantizer]:
+    """Serves any job board over a socket."""
+    service = QuantizationService(board, shop.planner)
+    server = build_server(service, ArtifactCatalog(shop.artifacts, shop.artifact_root))
+    port = await server.start("127.0.0.1:0")
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Quantizer(
+                place,
+                service,
+                quantizer_service_pb2_grpc.QuantizerServiceStub(channel),
+                artifact_service_pb2_grpc.ArtifactServiceStub(channel),
+            )
+    finally:
+        service.begin_stopping()
+        await server.stop(timedelta(seconds=1))
+
+
+def details(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo, error_details_pb2.BadRequest]:
+    """Returns the ErrorInfo and the BadRequest of a failed call."""
+    status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    for detail in status.details:
+        for message in (info, bad_request):
+            if detail.Is(message.DESCRIPTOR):
+                detail.Unpack(message)
+    return info, bad_request

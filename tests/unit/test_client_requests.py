@@ -1,0 +1,140 @@
+"""Requests from Python values, the method table, and the places where both meet the contract."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitmill import aio, client, inference_calls, methods, quantizer_calls, requests
+from bitmill.artifact.v1.recipe_pb2 import Calibration, Recipe, Scheme
+from bitmill.errors import RequestValueError
+from bitmill.inference.v1.generation_pb2 import ChatMessage, SamplingParams
+from bitmill.inference.v1.model_pb2 import EngineOptions
+from bitmill.quantizer.v1.quantization_job_pb2 import JobState
+
+
+def fields(message: Any) -> set[str]:
+    return {field.name for field in message.DESCRIPTOR.fields}
+
+
+def test_every_field_of_the_contract_has_its_keyword() -> None:
+    assert set(requests.SamplingOptions.__annotations__) == fields(SamplingParams)
+    assert set(requests.EngineKeywords.__annotations__) == fields(EngineOptions)
+    recipe_options = set(requests.RecipeOptions.__annotations__)
+    assert recipe_options == (fields(Recipe) - {"scheme"}) | (fields(Calibration) - {"uri"}) | {
+        "calibration_uri",
+        "evaluation_tokens",
+    }
+
+
+def test_the_method_table_is_the_contract() -> None:
+    """Every call of every service once, with the messages that its descriptor names."""
+    services = {method.service for method in methods.METHODS}
+    assert {(method.service.full_name, method.name) for method in methods.METHODS} == {
+        (service.full_name, method.name) for service in services for method in service.methods
+    }
+    assert len(services) == 4
+    for method in methods.METHODS:
+        declared = method.service.methods_by_name[method.name]
+        assert method.request.DESCRIPTOR is declared.input_type
+        assert method.response.DESCRIPTOR is declared.output_type
+
+
+def test_only_calls_that_may_be_sent_again_are_in_the_service_config() -> None:
+    config = json.loads(methods.service_config())
+    retried = {entry["method"] for entry in config["methodConfig"][0]["name"]}
+    assert "CreateQuantizationJob" in retried
+    assert not retried & {"Generate", "GenerateUnary", "Chat", "ChatUnary", "UnloadModel"}
+
+
+@pytest.mark.parametrize(
+    ("sync_kind", "async_kind", "calls"),
+    [
+        (client.QuantizerClient, aio.AsyncQuantizerClient, quantizer_calls),
+        (client.InferenceClient, aio.AsyncInferenceClient, inference_calls),
+    ],
+)
+def test_both_clients_have_the_same_documented_methods(sync_kind: type, async_kind: type, calls: Any) -> None:
+    def public(kind: type) -> dict[str, inspect.Signature]:
+        return {n: inspect.signature(f) for n, f in inspect.getmembers(kind, callable) if not n.startswith("_")}
+
+    ours, theirs = public(sync_kind), public(async_kind)
+    assert {name: s.parameters.keys() for name, s in ours.items()} == {
+        n: s.parameters.keys() for n, s in theirs.items()
+    }
+    for name, function in inspect.getmembers(calls, inspect.isfunction):
+        if function.__module__ == calls.__name__ and not name.startswith("_"):
+            assert getattr(sync_kind, name).__doc__ == function.__doc__
+
+
+@pytest.mark.parametrize("given", ["W4A16", "w4a16", "SCHEME_W4A16", Scheme.SCHEME_W4A16])
+def test_a_scheme_is_a_name_or_a_number(given: str | int) -> None:
+    assert requests.scheme_of(given) == Scheme.SCHEME_W4A16
+
+
+@pytest.mark.parametrize("given", ["W3A16", "", "UNSPECIFIED", 0, 99])
+def test_an_unknown_scheme_names_the_known_ones(given: str | int) -> None:
+    with pytest.raises(RequestValueError, match=r"unknown scheme .*W4A16, W8A16, W8A8_INT8"):
+        requests.scheme_of(given)
+
+
+def test_job_states_by_name() -> None:
+    assert requests.job_states(["queued", "JOB_STATE_FAILED"]) == [JobState.JOB_STATE_QUEUED, JobState.JOB_STATE_FAILED]
+    with pytest.raises(RequestValueError, match="unknown job state 'DONE'"):
+        requests.job_states(["DONE"])
+
+
+@pytest.mark.parametrize(
+    ("build", "wrong", "meant"),
+    [
+        (requests.sampling_params, "max_token", "max_tokens"),
+        (requests.engine_options, "max_model_length", "max_model_len"),
+        (lambda options: requests.quantization_spec("s3://b/m", "m", "W4A16", options), "groupsize", "group_size"),
+    ],
+)
+def test_an_unknown_keyword_says_what_was_meant(build: Any, wrong: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"'{wrong}'; did you mean '{meant}'"):
+        build({wrong: 1})
+
+
+def test_a_keyword_like_no_other_lists_the_known_ones() -> None:
+    with pytest.raises(TypeError, match="known: temperature, top_p"):
+        requests.sampling_params({"zzz": 1})  # type: ignore[typeddict-unknown-key]
+
+
+def test_a_value_that_its_field_cannot_hold_names_the_field() -> None:
+    with pytest.raises(RequestValueError, match="max_tokens"):
+        requests.sampling_params({"max_tokens": -1})
+    with pytest.raises(TypeError):
+        requests.sampling_params({"temperature": "hot"})  # type: ignore[typeddict-item]
+
+
+def test_a_stop_string_alone_is_a_list_of_one() -> None:
+    assert requests.sampling_params({"stop": "###"}) == SamplingParams(stop=["###"])
+    assert requests.sampling_params({}) is None
+
+
+def test_zero_and_false_are_sent() -> None:
+    params = requests.sampling_params({"temperature": 0, "ignore_eos": False, "seed": 0})
+    assert params is not None
+    assert all(params.HasField(name) for name in ("temperature", "ignore_eos", "seed"))
+
+
+def test_messages_are_text_mappings_or_protobuf() -> None:
+    message = ChatMessage(role="user", content="hi")
+    assert requests.chat_messages("hi") == requests.chat_messages([{"role": "user", "content": "hi"}]) == [message]
+    assert requests.chat_messages([message]) == [message]
+
+
+def test_a_path_becomes_a_file_uri_and_a_uri_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = Path(os.getcwd())
+    assert requests.to_uri("./my model") == f"{here.as_uri()}/my%20model"
+    assert requests.to_uri(Path("m")) == f"{here.as_uri()}/m"
+    assert requests.to_uri("s3://bucket/a b") == "s3://bucket/a b"
+    assert requests.to_uri("file:///x/../y") == "file:///x/../y"

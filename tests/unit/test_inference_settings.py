@@ -1,0 +1,77 @@
+"""Settings of the inference server from the environment and from flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from bitmill_inference import __main__
+from bitmill_inference.settings import Settings
+
+
+def parse(*arguments: str) -> Settings:
+    return CliApp.run(Settings, cli_args=list(arguments))
+
+
+def test_flags_overrule_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every field is both a variable and a flag."""
+    monkeypatch.setenv("BITMILL_INFERENCE_MODEL_ROOTS", "file:///models,s3://bucket/models")
+    monkeypatch.setenv("BITMILL_INFERENCE_LOG_LEVEL", "ERROR")
+    settings = parse("--log-level", "DEBUG", "--insecure", "--address", "0.0.0.0:1")
+    assert settings.model_roots == ("file:///models", "s3://bucket/models")
+    assert (settings.log_level, settings.insecure, settings.address) == ("DEBUG", True, "0.0.0.0:1")
+
+
+def test_roots_may_be_a_list_in_one_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comma-separated, as in the variable."""
+    monkeypatch.delenv("BITMILL_INFERENCE_MODEL_ROOTS", raising=False)
+    assert parse("--model-roots", "file:///a,file:///b").model_roots == ("file:///a", "file:///b")
+
+
+def test_the_cache_is_an_absolute_path_below_home_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tilde means the user's home, whatever the shell did."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert parse("--model-roots", "file:///a").cache_dir == Path("/home/someone/.cache/bitmill/inference")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BITMILL_INFERENCE_DRAIN_GRACE_S", "-1"),
+        ("BITMILL_INFERENCE_LOG_LEVEL", "LOUD"),
+        ("BITMILL_INFERENCE_KV_CACHE_MEMORY_BYTES", "2GB"),
+        ("BITMILL_INFERENCE_MODEL_ROOTS", ""),
+    ],
+)
+def test_a_bad_value_ends_the_start_and_names_the_variable(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, one line on standard error, nothing started."""
+    monkeypatch.setenv("BITMILL_INFERENCE_MODEL_ROOTS", "file:///models")
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["bitmill-inference"])
+    with pytest.raises(SystemExit) as caught:
+        __main__.main()
+    assert caught.value.code == 2
+    assert name in capsys.readouterr().err
+
+
+def test_a_root_that_is_no_store_uri_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As any other bad value does."""
+    monkeypatch.setattr("sys.argv", ["bitmill-inference", "--model-roots", "/models"])
+    with pytest.raises(SystemExit) as caught:
+        __main__.main()
+    assert caught.value.code == 2
+    assert "/models" in capsys.readouterr().err
+
+
+def test_settings_do_not_change_once_they_are_read() -> None:
+    """The class is frozen."""
+    settings = parse("--model-roots", "file:///a")
+    with pytest.raises(ValidationError):
+        settings.address = "127.0.0.1:1"
