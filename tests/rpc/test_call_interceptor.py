@@ -1,4 +1,4 @@
-"""What every call of both servers gets: statuses, request ids, logs, health, reflection, a drain. Over a real socket."""
+"""What every call of both servers gets: statuses, request ids, logs, health, reflection, a drain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import structlog
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from bitmill.quantizer.v1 import quantizer_service_pb2 as pb
 from bitmill.quantizer.v1 import quantizer_service_pb2_grpc as pb_grpc
@@ -34,12 +34,12 @@ class ActingServicer(pb_grpc.QuantizerServiceServicer):
         self.act: Act | None = None
         self.cleaned_up = asyncio.Event()
 
-    async def GetQuantizationJob(self, request: Any, context: Any) -> pb.GetQuantizationJobResponse:
+    async def GetQuantizationJob(self, request: Any, context: Any) -> pb.GetQuantizationJobResponse:  # noqa: N802
         if self.act:
             await self.act(request.job_id)
         return pb.GetQuantizationJobResponse(job={"job_id": current_request_id()})
 
-    async def WatchQuantizationJob(self, request: Any, context: Any) -> AsyncIterator[pb.WatchQuantizationJobResponse]:
+    async def WatchQuantizationJob(self, request: Any, context: Any) -> Any:  # noqa: N802
         try:
             yield pb.WatchQuantizationJobResponse(event={"job": {"job_id": current_request_id()}})
             if self.act:
@@ -129,6 +129,12 @@ def detail(status: status_pb2.Status, message: Any) -> Any:
     (found,) = [packed for packed in status.details if packed.Is(message.DESCRIPTOR)]
     found.Unpack(message)
     return message
+
+
+async def health_of(served: Served) -> AsyncIterator[int]:
+    """Yields the server's health at each change."""
+    async for response in health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest()):
+        yield response.status
 
 
 SIMPLE_ERRORS = [
@@ -309,7 +315,6 @@ class TestServer:
             "grpc.reflection.v1alpha.ServerReflection",
         }
         assert described.file_descriptor_response.file_descriptor_proto
-        assert reflection_pb2_grpc
 
     async def test_health_names_each_service(self, served: Served) -> None:
         stub = health_pb2_grpc.HealthStub(served.channel)
@@ -326,12 +331,11 @@ class TestDrain:
         reached, release = asyncio.Event(), asyncio.Event()
         served.servicer.act = hanging(reached, release)
         running = asyncio.create_task(served.call(kind))
-        watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
-        statuses = aiter(watch)
-        assert (await anext(statuses)).status == health_pb2.HealthCheckResponse.SERVING
+        statuses = health_of(served)
+        assert await anext(statuses) == health_pb2.HealthCheckResponse.SERVING
         await asyncio.wait_for(reached.wait(), 20)
         stopping = asyncio.create_task(served.server.stop(timedelta(minutes=5)))
-        assert (await anext(statuses)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await anext(statuses) == health_pb2.HealthCheckResponse.NOT_SERVING
         release.set()
         await asyncio.wait_for(running, 20)
         await asyncio.wait_for(stopping, 20)
@@ -340,9 +344,11 @@ class TestDrain:
         reached, release = asyncio.Event(), asyncio.Event()
         served.servicer.act = hanging(reached, release)
         running = asyncio.create_task(served.call("unary"))
+        statuses = health_of(served)
+        assert await anext(statuses) == health_pb2.HealthCheckResponse.SERVING
         await asyncio.wait_for(reached.wait(), 20)
         stopping = asyncio.create_task(served.server.stop(timedelta(minutes=5)))
-        await asyncio.sleep(0)
+        assert await anext(statuses) == health_pb2.HealthCheckResponse.NOT_SERVING
         async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as late:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await pb_grpc.QuantizerServiceStub(late).GetQuantizationJob(pb.GetQuantizationJobRequest())

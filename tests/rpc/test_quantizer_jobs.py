@@ -124,7 +124,7 @@ async def test_cancel_ends_a_running_engine_and_everything_it_started(quantizer:
     fake_engine.behave(quantizer.place.engine)
     next_job = await quantizer.finished((await quantizer.create(quantizer.place.spec("next"))).job_id)
     assert next_job.state == JOB_STATE_SUCCEEDED
-    assert fake_engine.survivors(quantizer.place.engine) == []
+    assert fake_engine.all_end(quantizer.place.engine)
     assert quantizer.place.leftovers() == []
     listed = await quantizer.artifacts.ListArtifacts(artifact_service_pb2.ListArtifactsRequest())
     assert [artifact.name for artifact in listed.artifacts] == ["next"]
@@ -199,7 +199,7 @@ async def test_a_server_that_stops_leaves_its_job_running_for_the_next(place: Pl
         await quantizer.reaches(job.job_id, JOB_PHASE_QUANTIZE, completed=1)
         before = await quantizer.get(job.job_id)
     assert before.state == JOB_STATE_RUNNING
-    assert fake_engine.survivors(place.engine) == []
+    assert fake_engine.all_end(place.engine)
     fake_engine.behave(place.engine)
     async with running(place) as quantizer:
         done = await quantizer.finished(job.job_id)

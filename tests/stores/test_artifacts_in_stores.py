@@ -97,6 +97,8 @@ def test_artifacts_are_listed_by_name_and_digest(root: ObjectStore, tmp_path: Pa
     keys = [(manifest.name, manifest.digest) for _, manifest in listed]
     assert keys == sorted(keys)
     assert sorted(uri for uri, _ in listed) == sorted(uris)
+    for index, key in enumerate(keys):
+        assert list(list_manifests(root, after=key)) == listed[index + 1 :]
     assert [manifest.name for _, manifest in list_manifests(root, "a")] == ["a"] * 3
     assert list(list_manifests(root, "nobody")) == []
 

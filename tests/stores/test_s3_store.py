@@ -112,6 +112,20 @@ def test_an_upload_whose_part_is_refused_is_aborted(large_file: Path) -> None:
     assert methods.count("POST") == 1, "it was started and never completed"
 
 
+def test_an_upload_that_cannot_be_completed_is_aborted(large_file: Path) -> None:
+    def answer(request: Request) -> Answer:
+        if request.method == "PUT":
+            return Answer(200, headers={"ETag": '"x"'})
+        if request.target.endswith("?uploads="):
+            return Answer(200, STARTED)
+        return Answer(204) if request.method == "DELETE" else Answer(400)
+
+    with run_scripted_server(answer) as (endpoint, requests):
+        with pytest.raises(FailedPreconditionError):
+            open_store("bucket", s3_options(endpoint)).upload(large_file, "large")
+        assert requests[-1] == Request("DELETE", "/bucket/models/large?uploadId=the-upload")
+
+
 def test_the_first_error_of_an_upload_is_kept_when_the_abort_fails_too(large_file: Path) -> None:
     def answer(request: Request) -> Answer:
         return Answer(200, STARTED, {"ETag": '"x"'}) if request.method in ("POST", "PUT") else Answer(403)

@@ -45,6 +45,7 @@ class FakeEngine:
         self.gate.set()
         self.requests: list[tuple[Prompt, SamplingParams]] = []
         self.num_running = 0
+        self.busy = asyncio.Event()
         self.idle = asyncio.Event()
         self.stopped = False
         self._dead = asyncio.Event()
@@ -57,17 +58,20 @@ class FakeEngine:
             generation.check_vocabulary("token_ids.ids", prompt.token_ids, VOCAB_SIZE)
         self.requests.append((prompt, params))
         self.num_running += 1
+        self.busy.set()
         self.idle.clear()
         try:
-            chunks = [chunk async for chunk in self._tokens(params, prompt_tokens)] if not stream else None
-            if chunks is not None:
-                yield self._joined(chunks)
-            else:
-                async for chunk in self._tokens(params, prompt_tokens):
+            chunks = []
+            async for chunk in self._tokens(params, prompt_tokens):
+                chunks.append(chunk)
+                if stream:
                     yield chunk
+            if not stream:
+                yield self._joined(chunks)
         finally:
             self.num_running -= 1
             if not self.num_running:
+                self.busy.clear()
                 self.idle.set()
 
     async def _tokens(self, params: SamplingParams, prompt_tokens: int) -> AsyncGenerator[Chunk, None]:
@@ -144,12 +148,16 @@ def _finish(params: SamplingParams, whole: bool) -> Finish:
 
 
 class FakeEngineFactory:
-    """An `EngineFactory`. While `gate` is clear, starts wait; `failure` is what the next start raises."""
+    """An `EngineFactory`. While `gate` is clear, starts wait; `failure` is what the next start raises.
+
+    `starting` is set once a start was asked for.
+    """
 
     def __init__(self) -> None:
         self.server_device = ServerDevice(Device.CPU)
         self.gate = asyncio.Event()
         self.gate.set()
+        self.starting = asyncio.Event()
         self.failure: BitmillError | Exception | None = None
         self.started: list[FakeEngine] = []
 
@@ -159,6 +167,7 @@ class FakeEngineFactory:
 
     async def start(self, directory: Path, options: EngineOptions) -> FakeEngine:
         """Returns a new fake engine, noted in `started`."""
+        self.starting.set()
         await self.gate.wait()
         if self.failure is not None:
             failure, self.failure = self.failure, None

@@ -25,8 +25,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from support import processes
 from support.checkpoints import write_safetensors
 
 PR_SET_PDEATHSIG = 1
@@ -67,16 +66,9 @@ def pids(directory: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def survivors(directory: Path) -> list[int]:
-    """Returns those of `pids` that still run; a zombie that nobody waits for does not."""
-    return [pid for pid in pids(directory) if _runs(pid)]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def all_end(directory: Path) -> bool:
+    """Waits until every one of `pids` has ended, and returns whether they have."""
+    return all(processes.ends(pid) for pid in pids(directory))
 
 
 def run(request_path: Path, directory: Path) -> int:

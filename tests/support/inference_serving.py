@@ -22,6 +22,7 @@ from bitmill_common.object_store import ObjectStore
 from bitmill_common.stores import StoreOptions, Stores
 from bitmill_inference.__main__ import build_server
 from bitmill_inference.artifact_source import ArtifactSource
+from bitmill_inference.models import Models
 from support.checkpoints import write_checkpoint
 from support.fake_inference_engine import FakeEngine, FakeEngineFactory
 
@@ -36,6 +37,7 @@ class Serving:
     root: ObjectStore
     checkpoint: Path
     engines: FakeEngineFactory
+    registry: Models
     inference: inference_service_pb2_grpc.InferenceServiceStub
     models: model_service_pb2_grpc.ModelServiceStub
     health: health_pb2_grpc.HealthStub
@@ -71,7 +73,9 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, *, roots: tuple[str, ...] = (), options: StoreOptions | None = None) -> AsyncIterator[Serving]:
+async def serving(
+    tmp_path: Path, *, roots: tuple[str, ...] = (), options: StoreOptions | None = None
+) -> AsyncIterator[Serving]:
     """Runs a server whose roots are a directory with a checkpoint, and `roots`."""
     models_root = tmp_path / "models"
     checkpoint = write_checkpoint(models_root / "plain")
@@ -85,6 +89,7 @@ async def serving(tmp_path: Path, *, roots: tuple[str, ...] = (), options: Store
                 stores.open(models_root.as_uri(), "uri"),
                 checkpoint,
                 engines,
+                models,
                 inference_service_pb2_grpc.InferenceServiceStub(channel),
                 model_service_pb2_grpc.ModelServiceStub(channel),
                 health_pb2_grpc.HealthStub(channel),
@@ -106,7 +111,7 @@ def violations(error: grpc.aio.AioRpcError) -> dict[str, str]:
 
 
 def _detail(error: grpc.aio.AioRpcError, into: object) -> object:
-    trailers = {key: value for key, value in error.trailing_metadata() or ()}
+    trailers = dict(error.trailing_metadata() or ())
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
     for detail in status.details:
         if detail.Unpack(into):

@@ -21,9 +21,7 @@ AMPERE = DeviceSupport(Device.CUDA, 80)
         ((CPU, AMPERE), ServerDevice(Device.CUDA, 90, "NVIDIA H200")),
     ],
 )
-def test_any_entry_that_covers_the_device_is_enough(
-    supported: tuple[DeviceSupport, ...], server: ServerDevice
-) -> None:
+def test_any_entry_that_covers_the_device_is_enough(supported: tuple[DeviceSupport, ...], server: ServerDevice) -> None:
     """A newer GPU than asked for is covered too."""
     require_device(supported, server, "it")
 

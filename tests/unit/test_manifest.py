@@ -30,7 +30,7 @@ from support.manifests import make_manifest
 URI = "s3://bucket/artifacts/a/1/manifest.json"
 
 texts = st.text(max_size=20)
-counts = st.integers(0, 2**63 - 1)
+counts = st.integers(0, 2**64 - 1)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
 segments = st.text(
@@ -192,6 +192,10 @@ def test_a_field_of_another_type_is_invalid(path: tuple[str, ...]) -> None:
         with_value("sha256:" + "0" * 64, "digest"),
         with_value([], "files"),
         with_value(-1, "files", 0, "size_bytes"),
+        with_value(2**64, "recipe", "seed"),
+        with_value(-2, "recipe", "group_size"),
+        with_value(2**31, "recipe", "group_size"),
+        with_value("\ud800", "files", 0, "path"),
         with_value(2.0, "files", 0, "size_bytes"),
         with_value(True, "files", 0, "size_bytes"),
         with_value("ABC", "files", 0, "sha256"),

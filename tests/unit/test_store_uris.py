@@ -74,6 +74,7 @@ def test_a_uri_has_one_canonical_form(uri: str, canonical: str) -> None:
         ("file:///a%zz", "%"),
         ("file:///a%", "%"),
         ("file:///%ff", "UTF-8"),
+        ("s3://bucket/\udcff", "UTF-8"),
         ("file:///a//b", "empty"),
         ("s3://bucket//a", "empty"),
         ("s3://", "bucket"),

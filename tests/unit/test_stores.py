@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from bitmill_common.errors import InvalidArgumentError, PermissionDeniedError
+from bitmill_common.errors import FailedPreconditionError, InvalidArgumentError, PermissionDeniedError
 from bitmill_common.object_store import ObjectInfo
 from bitmill_common.stores import StoreOptions, Stores
 
@@ -127,6 +128,16 @@ def test_links_that_lead_nowhere_or_round_in_circles_do_not_break_a_listing(root
     (root / "model" / "up").symlink_to("..")
     (root / "other").touch()
     assert [info.path for info in open_root(root).list()] == ["config.json", "up/other"]
+
+
+@pytest.mark.parametrize("name", [b"new\nline", b"not-utf-8-\xff"])
+def test_a_name_that_cannot_be_written_in_a_manifest_is_said_so(root: Path, name: bytes) -> None:
+    """Leaving the file out would make an incomplete checkpoint look whole."""
+    Path(os.fsdecode(os.fsencode(root / "model") + b"/" + name)).touch()
+    with pytest.raises(FailedPreconditionError) as raised:
+        list(open_root(root).list())
+    assert raised.value.reason == "OBJECT_NAME_UNSUPPORTED"
+    raised.value.message.encode()
 
 
 def test_writing_over_a_link_replaces_the_link(root: Path) -> None:

@@ -98,7 +98,8 @@ class BitmillRpcError(BitmillError):
         lines += [f"  {key}={value}" for key, value in sorted(self.metadata.items()) if value not in self.message]
         if self.retry_delay is not None:
             lines.append(f"  try again after {self.retry_delay.total_seconds():g} s")
-        if self.request_id:
+        unreached = self.code is grpc.StatusCode.UNAVAILABLE and not self.reason
+        if self.request_id and not unreached:
             lines.append(f"  request id {self.request_id}")
         return "\n".join(lines)
 

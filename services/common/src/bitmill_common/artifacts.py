@@ -125,14 +125,19 @@ def _read_manifest(store: ObjectStore, path: str) -> Manifest:
     return manifests.from_json(data, uri)
 
 
-def list_manifests(store: ObjectStore, name: str = "") -> Iterator[tuple[str, Manifest]]:
+def list_manifests(
+    store: ObjectStore, name: str = "", after: tuple[str, str] = ("", "")
+) -> Iterator[tuple[str, Manifest]]:
     """Yields URI and manifest of every artifact below the artifact root, or of those called `name`.
 
-    Ordered by name and digest, and read as they are asked for. Directories without a manifest are not artifacts; a
-    manifest that cannot be read as one is logged and left out, so that it does not hide all others.
+    Ordered by name and digest, beginning after the pair `after`, and read as they are asked for. Directories without a
+    manifest are not artifacts; a manifest that cannot be read as one is logged and left out, so that it does not hide
+    all others.
     """
     for artifact_name in [name] if name else store.list_directories(_ROOT):
         for hex_digest in store.list_directories(f"{_ROOT}/{uris.check_file_name(artifact_name)}"):
+            if (artifact_name, f"sha256:{hex_digest}") <= after:
+                continue
             path = artifact_path(artifact_name, hex_digest)
             try:
                 manifest = _read_manifest(store, path)

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import grpc
 import structlog
@@ -24,8 +24,9 @@ MAX_REQUEST_ID_CHARACTERS = 128
 
 log = structlog.get_logger("bitmill.rpc")
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
+if TYPE_CHECKING:  # generic in the stubs alone
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
 
 
 def current_request_id() -> str:
@@ -33,7 +34,7 @@ def current_request_id() -> str:
     return str(structlog.contextvars.get_contextvars()["request_id"])
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Binds the request id to the log context, logs each call once, and turns domain errors into statuses.
 
     An error that is not a `BitmillError` becomes INTERNAL with a fixed text and the request id; the log has the rest.
@@ -55,10 +56,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         """Wraps the handler of a call. Health and reflection stay as they are."""
-        handler = cast(Handler | None, await continuation(handler_call_details))
+        handler = cast("Handler | None", await continuation(handler_call_details))
         method = handler_call_details.method
         if handler is None or handler.request_streaming or method.startswith(("/grpc.health.", "/grpc.reflection.")):
-            return cast(Handler, handler)
+            return cast("Handler", handler)
         behaviour: Any
         if handler.response_streaming:
             behaviour, make_handler = self._stream(handler.unary_stream, method), grpc.unary_stream_rpc_method_handler

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bitmill_common import uris
-from bitmill_common.errors import NotFoundError, PermissionDeniedError, UnavailableError
+from bitmill_common.errors import FailedPreconditionError, NotFoundError, PermissionDeniedError, UnavailableError
 from bitmill_common.object_store import ObjectInfo, OnBytes
 from bitmill_common.staging import is_staging, staged_file
 
@@ -115,11 +115,19 @@ class LocalStore:
         entries = [f"{name}/" if is_directory else name for name, is_directory in self._entries(directory)]
         for name in sorted(entries):
             entry = f"{path}/{name}" if path else name
+            self._check_listed(entry.removesuffix("/"))
             resolved = self._resolve(entry.removesuffix("/"))
             if not name.endswith("/"):
                 yield ObjectInfo(entry, resolved.stat().st_size)
             elif resolved not in (*above, directory):  # a link to a directory above it would never end
                 yield from self._walk(resolved, entry.removesuffix("/"), (*above, directory))
+
+    def _check_listed(self, path: str) -> None:
+        try:
+            uris.check_path(path)
+        except ValueError as error:
+            message = f"{self.uri} holds a file {path!r} whose name this server cannot use: it {error}"
+            raise FailedPreconditionError("OBJECT_NAME_UNSUPPORTED", message, {"uri": self.uri}) from error
 
     def _entries(self, directory: Path) -> Iterator[tuple[str, bool]]:
         """Yields name and whether it is a directory, for every file and directory directly in `directory`."""

@@ -173,12 +173,18 @@ def _parse_recipe(value: object) -> Recipe:
     _check(all(isinstance(pattern, str) for pattern in ignore), "ignore must hold strings")
     return Recipe(
         scheme=Scheme(_take(value, "scheme", str)),
-        group_size=_take(value, "group_size", int),
+        group_size=_take_group_size(value),
         symmetric=_take(value, "symmetric", bool),
         ignore=tuple(ignore),
         dampening_frac=_take_number(value, "dampening_frac"),
         seed=_take_count(value, "seed"),
     )
+
+
+def _take_group_size(value: object) -> int:
+    group_size: int = _take(value, "group_size", int)
+    _check(-1 <= group_size < 2**31, "group_size must be from -1 to 2**31 - 1")
+    return group_size
 
 
 def _parse_device(value: object) -> DeviceSupport:
@@ -216,7 +222,7 @@ def _take(value: object, key: str, kind: type) -> Any:
 
 def _take_count(value: object, key: str) -> int:
     count: int = _take(value, key, int)
-    _check(count >= 0, f"{key} must not be negative")
+    _check(0 <= count < 2**64, f"{key} must be from 0 to 2**64 - 1")
     return count
 
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # assigned behind a version check
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection import aio as reflection_aio
+from grpc_reflection.v1alpha.reflection import aio as reflection_aio  # type: ignore[attr-defined]  # the same
 
 from bitmill_common import errors
 from bitmill_common.interceptors import CallInterceptor
@@ -32,11 +33,13 @@ log = structlog.get_logger("bitmill.server")
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 # Clients may ping a silent stream every 10 s; gRPC's default policy closes such a connection after two pings.
 MIN_PING_INTERVAL_MS = 10_000
+# Health watches never end by themselves and are not worth a whole grace. This is for the last statuses to leave.
+LAST_GRACE = timedelta(seconds=1)
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     # Two servers on one port would share calls silently.
     ("grpc.so_reuseport", 0),
@@ -90,13 +93,13 @@ class GrpcServer:
         idle = asyncio.create_task(self._calls.wait_until_idle())
         await asyncio.wait((stopped, idle), return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()
-        # Health watches never end by themselves; they are not worth the grace.
-        await self._server.stop(None)
+        await self._server.stop(min(grace, LAST_GRACE).total_seconds())
         await stopped
 
 
 def _reflection(service_names: Sequence[str]) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
     """Reflection under both its names, v1 and v1alpha: the messages are the same on the wire."""
+    _describe_reflection_v1()
     names = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]
     servicer = reflection_aio.ReflectionServicer((*service_names, *names))  # type: ignore[attr-defined]
     handler = grpc.stream_stream_rpc_method_handler(
@@ -105,6 +108,15 @@ def _reflection(service_names: Sequence[str]) -> tuple[grpc.GenericRpcHandler[An
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     return tuple(grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler}) for name in names)
+
+
+def _describe_reflection_v1() -> None:
+    """Makes v1's descriptors out of v1alpha's: a client that lists every method looks up the listed reflection too."""
+    alpha = descriptor_pb2.FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(alpha)
+    text = text_format.MessageToString(alpha).replace("v1alpha", "v1")
+    v1 = text_format.Parse(text, descriptor_pb2.FileDescriptorProto())
+    descriptor_pool.Default().AddSerializedFile(v1.SerializeToString())
 
 
 def _check_exposure(address: str, insecure: bool) -> None:

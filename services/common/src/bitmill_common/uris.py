@@ -14,7 +14,8 @@ FILE = "file"
 S3 = "s3"
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+# Surrogates stand for bytes of a file name that are not UTF-8.
+_UNUSABLE_CHARACTER = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _NOT_QUOTED = "/!$&'()*+,;=:@~"
 
@@ -100,8 +101,8 @@ def _check_segment(segment: str) -> None:
         raise ValueError("must have no empty path segment")
     if segment in (".", ".."):
         raise ValueError('must have no "." and no ".." in its path')
-    if _CONTROL_CHARACTER.search(segment):
-        raise ValueError("must have no control characters")
+    if _UNUSABLE_CHARACTER.search(segment):
+        raise ValueError("must be UTF-8 without control characters")
 
 
 def check_path(path: str) -> str:

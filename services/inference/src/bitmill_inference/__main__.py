@@ -100,6 +100,7 @@ async def _serve(settings: Settings, stores: Stores) -> None:
         insecure=settings.insecure,
         grace=timedelta(seconds=settings.drain_grace_s),
         on_stop=models.stop,
+        on_drain=models.begin_stopping,
     )
 
 

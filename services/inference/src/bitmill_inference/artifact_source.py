@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitmill_common import artifacts
+from bitmill_common import artifacts, uris
 from bitmill_common.artifact import Manifest
 from bitmill_common.checkpoint import inspect_checkpoint
 from bitmill_common.errors import DataLossError, NotFoundError
@@ -120,5 +120,7 @@ class ArtifactSource:
 
 def _directory_name(store: ObjectStore) -> str:
     """The last part of the URI, made a valid model name as far as lower case and hyphens can."""
-    last = store.uri.rstrip("/").rpartition("/")[2]
-    return re.sub(r"[^a-z0-9]+", lambda found: found[0] if found[0] in "-_." else "-", last.lower()).strip("-_.")
+    segments = uris.parse(store.uri).segments or ("",)
+    return re.sub(r"[^a-z0-9]+", lambda found: found[0] if found[0] in "-_." else "-", segments[-1].lower()).strip(
+        "-_."
+    )

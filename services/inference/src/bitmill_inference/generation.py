@@ -246,7 +246,7 @@ def check_fits(prompt: Prompt, prompt_tokens: int, params: SamplingParams, max_m
     elif _or(params.min_tokens, 0) > room:
         violations.add(
             f"{SAMPLING_FIELD}.min_tokens",
-            f"{params.min_tokens} tokens do not fit: the prompt leaves {room} of the context",
+            f"{params.min_tokens} tokens do not fit: the prompt of {prompt_tokens} tokens leaves {room} of the context",
             "MIN_TOKENS_TOO_LARGE",
         )
     violations.raise_if_any()

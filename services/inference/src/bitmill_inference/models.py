@@ -45,6 +45,7 @@ class Models:
         self._engines = engines
         self._health = health
         self._entries: dict[str, _Entry] = {}
+        self._stopping = False
 
     async def load(self, name: str, uri: str, options: EngineOptions, *, wait: bool = True) -> Model:
         """Loads a model and returns it SERVING, or without `wait` as soon as it is LOADING.
@@ -59,6 +60,7 @@ class Models:
         entry = self._entry_to_load(Model(name, store.uri, options, _now()), store)
         if wait:
             await asyncio.wait({entry.loading})
+            self._raise_if_stopping()
             entry.raise_unless_serving()
         return entry.model
 
@@ -78,7 +80,10 @@ class Models:
         return [self._entries[name].model for name in sorted(self._entries)]
 
     async def watch(self, name: str) -> AsyncIterator[Model]:
-        """Yields the model as it is and then each change, and ends after UNLOADED. Raises `NotFoundError`."""
+        """Yields the model as it is and then each change, and ends after UNLOADED. Raises `NotFoundError`.
+
+        `UnavailableError` SERVER_STOPPING when the server drains.
+        """
         entry = self._entry(name)
         changes: asyncio.Queue[Model] = asyncio.Queue()
         changes.put_nowait(entry.model)
@@ -87,6 +92,7 @@ class Models:
         try:
             while True:
                 model = await changes.get()
+                self._raise_if_stopping()
                 yield model
                 if model.state is ModelState.UNLOADED:
                     return
@@ -111,12 +117,25 @@ class Models:
             if not entry.leases:
                 entry.idle.set()
 
+    def begin_stopping(self) -> None:
+        """Gives up the loads and ends the watches, whose callers a drain need not wait for."""
+        self._stopping = True
+        for entry in self._entries.values():
+            entry.given_up.set()
+            if entry.model.state is ModelState.LOADING:
+                entry.loading.cancel()
+            entry.change()
+
     async def stop(self) -> None:
         """Stops every engine, without waiting for calls, and forgets the models."""
         entries = list(self._entries.values())
         await asyncio.gather(*(self._take_down(entry) for entry in entries))
         for entry in entries:
             self._forget(entry)
+
+    def _raise_if_stopping(self) -> None:
+        if self._stopping:
+            raise UnavailableError("SERVER_STOPPING", "the server is stopping")
 
     def _entry(self, name: str) -> _Entry:
         entry = self._entries.get(name)

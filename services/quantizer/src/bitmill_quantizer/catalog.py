@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,16 +52,16 @@ class ArtifactCatalog:
         return await asyncio.to_thread(self._list, name, paging.page_size(page_size), page_token)
 
     def _list(self, name: str, size: int, page_token: str) -> ArtifactPage:
-        after = tuple(paging.read_token(page_token, name, (str, str))) if page_token else ("", "")
-        page: list[tuple[str, Manifest]] = []
-        for uri, manifest in artifacts.list_manifests(self._stores.open(self._root, "root"), name):
-            if (manifest.name, manifest.digest) <= after:
-                continue
-            if len(page) == size:
-                last = page[-1][1]
-                return ArtifactPage(page, paging.make_token(name, [last.name, last.digest]))
-            page.append((uri, manifest))
-        return ArtifactPage(page, "")
+        after = ("", "")
+        if page_token:
+            last_name, last_digest = paging.read_token(page_token, name, (str, str))
+            after = (str(last_name), str(last_digest))
+        store = self._stores.open(self._root, "root")
+        page = list(itertools.islice(artifacts.list_manifests(store, name, after), size + 1))
+        if len(page) <= size:
+            return ArtifactPage(page, "")
+        last = page[size - 1][1]
+        return ArtifactPage(page[:size], paging.make_token(name, [last.name, last.digest]))
 
     async def verify(self, uri: str) -> Verification:
         """Reads every byte of an artifact again and compares it with the manifest."""

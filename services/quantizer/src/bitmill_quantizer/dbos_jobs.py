@@ -48,6 +48,7 @@ from bitmill_quantizer.specs import QuantizationSpec
 from bitmill_quantizer.step_control import StepControl
 
 JOB_SCHEMA = "job-schema-1"
+# Servers that are stopped in an orderly way count too, so a long job must outlive some upgrades.
 MAX_RECOVERIES = 10
 
 _APPLICATION = "bitmill-quantizer"
@@ -67,7 +68,7 @@ _STATES: dict[str, JobState] = {
 }
 _CRASHED_REPEATEDLY = JobError(
     "WORKER_CRASHED_REPEATEDLY",
-    f"the server ended {MAX_RECOVERIES + 1} times while it worked on this job, and gave it up",
+    "the server ended too many times while it worked on this job, which is given up",
 )
 
 T = TypeVar("T")
@@ -82,11 +83,19 @@ class DbosJobs:
     """The job board, and the worker that takes jobs from it, `concurrency` at a time.
 
     One in a process, since DBOS is one in a process. `worker_id` must differ between servers that share a database;
-    a server takes up what the last one of its id left. `run_job` runs in a thread of DBOS's.
+    a server takes up what the last one of its id left, and gives a job up after `max_recoveries` of that. `run_job`
+    runs in a thread of DBOS's.
     """
 
     def __init__(
-        self, database_url: str, work_dir: Path, run_job: RunJob, *, worker_id: str = "worker-0", concurrency: int = 1
+        self,
+        database_url: str,
+        work_dir: Path,
+        run_job: RunJob,
+        *,
+        worker_id: str = "worker-0",
+        concurrency: int = 1,
+        max_recoveries: int = MAX_RECOVERIES,
     ) -> None:
         self._work_dir = work_dir
         self._run_job = run_job
@@ -113,7 +122,7 @@ class DbosJobs:
         def quantization_job(spec: dict[str, Any]) -> dict[str, str]:
             return self._work(str(DBOS.workflow_id), _spec_type.validate_python(spec))
 
-        self._workflow = DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=MAX_RECOVERIES)(quantization_job)
+        self._workflow = DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=max_recoveries)(quantization_job)
 
     def start(self) -> None:
         """Takes up what was left, then new jobs as they come; removes the directories of jobs that are final."""

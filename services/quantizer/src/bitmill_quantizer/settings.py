@@ -40,7 +40,7 @@ class Settings(BaseSettings):
     database_url: str = ""
     """postgresql://… of the job database. Default: SQLite in work_dir."""
 
-    worker_id: str = Field(default="worker-0", pattern=r"[A-Za-z0-9._-]{1,64}")
+    worker_id: str = Field(default="worker-0", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of this server among those that share a database. A server takes up what the last one of its name left."""
 
     concurrency: int = Field(default=1, ge=1, le=64)

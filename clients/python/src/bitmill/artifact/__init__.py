@@ -1,0 +1,1 @@
+"""The proto package bitmill.artifact."""

@@ -58,7 +58,8 @@ class LineView:
         step = (stage(event.job), tenth)
         if step != self._last:
             self._last = step
-            output.note(" ".join(part for part in (stage(event.job), counted(progress)) if part))
+            running = event.job.state == JobState.JOB_STATE_RUNNING
+            output.note(" ".join(part for part in (stage(event.job), counted(progress) if running else "") if part))
 
 
 class BarView:

@@ -47,7 +47,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         grid.add_column(column, overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    console().print(grid, markup=False)
+    _print(grid)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
@@ -58,7 +58,15 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
     for name, value in rows:
         if value:
             grid.add_row(name, value)
-    console().print(grid, markup=False)
+    _print(grid)
+
+
+def _print(grid: Table) -> None:
+    """Prints a grid without the spaces that fill its last column."""
+    out = console()
+    with out.capture() as captured:
+        out.print(grid, markup=False)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def word(enum: EnumTypeWrapper, value: int) -> str:

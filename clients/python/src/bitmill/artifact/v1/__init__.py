@@ -1,0 +1,1 @@
+"""Generated stubs of bitmill.artifact.v1."""

@@ -1,0 +1,1 @@
+"""Generated stubs of bitmill.quantizer.v1."""

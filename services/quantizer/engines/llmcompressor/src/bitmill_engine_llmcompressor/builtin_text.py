@@ -14,7 +14,7 @@ from pydoc_data import topics
 
 HELD_OUT_EVERY = 5
 # Not part of every installation, or not prose and code as people write it.
-_LEFT_OUT = frozenset({"dist-packages", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"})
+_LEFT_OUT = frozenset({"dist-packages", "encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"})
 
 
 def calibration_documents(seed: int) -> Iterator[str]:
@@ -29,14 +29,14 @@ def held_out_documents() -> Iterator[str]:
 
 
 def _documents(generator: random.Random | None, *, held_out: bool) -> Iterator[str]:
-    def part(names: list[str]) -> list[str]:
-        chosen = [name for index, name in enumerate(names) if (index % HELD_OUT_EVERY == 0) == held_out]
+    def part(everything: list[str]) -> list[str]:
+        chosen = [one for index, one in enumerate(everything) if (index % HELD_OUT_EVERY == 0) == held_out]
         if generator is not None:
             generator.shuffle(chosen)
         return chosen
 
-    for topic in part(sorted(topics.topics)):
-        yield topics.topics[topic]
+    # Several names lead to one topic: split by text, or a topic could be in both parts.
+    yield from part(sorted(set(topics.topics.values())))
     library = Path(sysconfig.get_path("stdlib"))
     modules = part(_module_paths(library))
     for module in modules:

@@ -14,7 +14,8 @@ from llmcompressor.utils.pytorch.module import infer_sequential_targets
 from pydantic import PrivateAttr
 
 OnLayer = Callable[[int, int, float | None, str], None]
-"""Called after each decoder layer with layers done, layers in all, mean loss of its modules, and a remark."""
+"""Called at the start and after each decoder layer with layers done, layers in all, the mean loss of the modules of the
+layer just done, and a remark."""
 
 
 class ReportingGPTQModifier(GPTQModifier):  # type: ignore[misc]
@@ -37,7 +38,9 @@ class ReportingGPTQModifier(GPTQModifier):  # type: ignore[misc]
         """Find the decoder layers, which llm-compressor calibrates one after the other."""
         classes = infer_sequential_targets(state.model, None)
         self._layers = {module for module in state.model.modules() if type(module).__name__ in classes}
-        return bool(super().on_initialize(state, **kwargs))
+        initialized = bool(super().on_initialize(state, **kwargs))
+        self._on_layer(0, len(self._layers), None, "")
+        return initialized
 
     def calibrate_module(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         """Accumulate the Hessian of a module's input.

@@ -1,0 +1,188 @@
+"""The life of real vLLM engines behind the inference service: how they start, fail, die and end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import grpc
+import pytest
+
+from bitmill.inference.v1 import generation_pb2, model_pb2, model_service_pb2
+from bitmill.inference.v1 import inference_service_pb2 as pb
+from bitmill_common.stores import Stores
+from support.inference_artifacts import CPU, publish_artifact
+from support.inference_process import STOP_TIMEOUT_S, InferenceProcess, outliving
+from support.inference_serving import error_info
+
+GREEDY = generation_pb2.SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+ENDLESS = generation_pb2.SamplingParams(temperature=0, ignore_eos=True)
+
+
+def generate(
+    server: InferenceProcess, model: str, sampling: generation_pb2.SamplingParams | None = None
+) -> pb.GeneratedSequence:
+    request = pb.GenerateUnaryRequest(model=model, text="A generator is", sampling_params=sampling)
+    return server.inference.GenerateUnary(request).sequences[0]
+
+
+def test_a_quantized_artifact_chats(inference_server: InferenceProcess, tiny_w4a16: Path, tmp_path: Path) -> None:
+    """Made by the real engine, published with its manifest, loaded beside another model."""
+    root = Stores([tmp_path.as_uri()]).open(tmp_path.as_uri(), "uri")
+    uri = publish_artifact(root, tiny_w4a16, name="milled", devices=[CPU])
+    model = inference_server.load("", tmp_path / uri.removeprefix(f"{root.uri}/"))
+    try:
+        assert (model.name, model.state) == ("milled", model_pb2.MODEL_STATE_SERVING)
+        assert model.quantization == "compressed-tensors"
+        messages = [generation_pb2.ChatMessage(role="user", content="hi")]
+        request = pb.ChatRequest(model="milled", messages=messages, sampling_params=GREEDY)
+        assert sum(len(chunk.token_ids) for chunk in inference_server.inference.Chat(request)) == 20
+        assert generate(inference_server, "tiny", GREEDY).text
+    finally:
+        inference_server.unload("milled")
+
+
+def test_unset_fields_take_the_models_generation_config(
+    inference_server: InferenceProcess, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Its temperature, its length, and each of its end-of-sequence tokens, which is no stop match."""
+    expected = generate(inference_server, "tiny", GREEDY)
+    directory = shutil.copytree(tiny_checkpoint, tmp_path / "configured")
+    (directory / "generation_config.json").write_text(json.dumps({"temperature": 0.0, "max_new_tokens": 20}))
+    inference_server.load("configured", directory)
+    try:
+        sampling = generation_pb2.SamplingParams(ignore_eos=True)
+        assert generate(inference_server, "configured", sampling).token_ids == expected.token_ids
+        hot = generation_pb2.SamplingParams(temperature=2, seed=1, max_tokens=30, ignore_eos=True)
+        assert len(generate(inference_server, "configured", hot).token_ids) == 30
+    finally:
+        inference_server.unload("configured")
+
+
+def test_the_models_own_end_of_sequence_is_no_stop_match(
+    inference_server: InferenceProcess, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Also where the generation_config names several of them."""
+    whole = generate(inference_server, "tiny", GREEDY)
+    end = whole.token_ids[-1]
+    directory = shutil.copytree(tiny_checkpoint, tmp_path / "ending")
+    config = json.loads((directory / "generation_config.json").read_text())
+    config["eos_token_id"] = [config["eos_token_id"], end]
+    (directory / "generation_config.json").write_text(json.dumps(config))
+    inference_server.load("ending", directory)
+    try:
+        greedy = generation_pb2.SamplingParams(temperature=0, max_tokens=100)
+        ended = generate(inference_server, "ending", greedy)
+        assert ended.token_ids == whole.token_ids[: list(whole.token_ids).index(end) + 1]
+        assert ended.finish == generation_pb2.Finish(reason=generation_pb2.FINISH_REASON_STOP)
+        asked = generation_pb2.SamplingParams(temperature=0, max_tokens=100, stop_token_ids=[end])
+        assert generate(inference_server, "ending", asked).finish.stop_token_id == end
+    finally:
+        inference_server.unload("ending")
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        # vLLM sees it before it starts a process ...
+        ({"max_model_len": 1_000_000}, "max_model_len"),
+        # ... and this one only deep inside one.
+        ({"kv_cache_memory_bytes": 1024}, "KV cache"),
+    ],
+)
+def test_an_engine_that_does_not_start_says_why_and_leaves_no_process(
+    options: dict[str, int], cause: str, inference_server: InferenceProcess, tiny_checkpoint: Path
+) -> None:
+    """FAILED_PRECONDITION with vLLM's own reason; the model stays listed as FAILED, the others serve on."""
+    cores = inference_server.engine_cores()
+    with pytest.raises(grpc.RpcError) as caught:
+        inference_server.load("failing", tiny_checkpoint, **options)
+    try:
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert error_info(caught.value).reason == "ENGINE_START_FAILED"
+        assert cause in caught.value.details()
+        model = inference_server.get("failing")
+        assert (model.state, model.error.reason) == (model_pb2.MODEL_STATE_FAILED, "ENGINE_START_FAILED")
+        assert inference_server.engine_cores() == cores
+        assert generate(inference_server, "tiny", GREEDY).text
+    finally:
+        inference_server.unload("failing")
+
+
+def test_a_model_whose_engine_is_killed_fails_and_the_others_serve_on(
+    inference_server: InferenceProcess, tiny_checkpoint: Path
+) -> None:
+    """The running stream ends UNAVAILABLE; health and watchers learn of it; loading again is possible."""
+    before = inference_server.engine_cores()
+    inference_server.load("mortal", tiny_checkpoint)
+    try:
+        assert inference_server.is_serving("mortal")
+        watching = inference_server.models.WatchModel(model_service_pb2.WatchModelRequest(name="mortal"), timeout=60)
+        assert next(watching).model.state == model_pb2.MODEL_STATE_SERVING
+        (core,) = inference_server.engine_cores() - before
+        workers = set(core.children(recursive=True))
+        stream = inference_server.inference.Generate(
+            pb.GenerateRequest(model="mortal", text="a", sampling_params=ENDLESS), timeout=60
+        )
+        next(stream)
+        core.kill()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stream)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert error_info(caught.value).reason == "ENGINE_DIED"
+        failed = next(watching).model
+        assert (failed.state, failed.error.reason) == (model_pb2.MODEL_STATE_FAILED, "ENGINE_DIED")
+        assert not inference_server.is_serving("mortal")
+        assert inference_server.is_serving("tiny")
+        assert generate(inference_server, "tiny", GREEDY).text
+        assert outliving(workers) == []
+    finally:
+        inference_server.unload("mortal")
+
+
+@pytest.fixture
+def own_server(inference_python: Path, tiny_checkpoints: Path, tmp_path: Path) -> InferenceProcess:
+    """A server for one test to end, with the tiny model loaded."""
+    server = InferenceProcess(inference_python, [tiny_checkpoints], tmp_path / "cache")
+    try:
+        server.load("tiny", tiny_checkpoints / "tied")
+    except BaseException:
+        server.kill()
+        server.wait()
+        raise
+    return server
+
+
+def test_sigterm_lets_running_streams_end_and_leaves_no_process(own_server: InferenceProcess) -> None:
+    """New calls are refused, the running one gets its last token, watches end, the exit status is 0."""
+    processes = own_server.children()
+    watching = own_server.models.WatchModel(model_service_pb2.WatchModelRequest(name="tiny"))
+    next(watching)
+    stream = own_server.inference.Generate(pb.GenerateRequest(text="a", sampling_params=ENDLESS))
+    chunks = list(itertools.islice(stream, 3))
+    own_server.terminate()
+    own_server.wait_for_event("server_draining")
+    with pytest.raises(grpc.RpcError) as ended:
+        next(watching)
+    assert error_info(ended.value).reason == "SERVER_STOPPING"
+    chunks.extend(stream)
+    assert chunks[-1].finish.reason == generation_pb2.FINISH_REASON_LENGTH
+    assert sum(len(chunk.token_ids) for chunk in chunks) == chunks[-1].usage.completion_tokens
+    assert own_server.wait() == 0
+    assert outliving(processes) == []
+
+
+def test_no_engine_outlives_a_server_that_was_killed(own_server: InferenceProcess) -> None:
+    """Neither one that serves nor one that is just starting."""
+    serving = own_server.children()
+    model = own_server.get("tiny")
+    request = model_service_pb2.LoadModelRequest(name="starting", uri=model.uri, return_immediately=True)
+    own_server.models.LoadModel(request, timeout=STOP_TIMEOUT_S)
+    # The second engine core says it, once its own process runs.
+    own_server.wait_for_lines("Initializing a V1 LLM engine", 2)
+    processes = serving | own_server.children()
+    own_server.kill()
+    assert own_server.wait() != 0
+    assert outliving(processes) == []

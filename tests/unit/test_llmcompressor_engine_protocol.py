@@ -1,0 +1,155 @@
+"""What the llmcompressor engine reads of a request, and how it writes events."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitmill_engine_llmcompressor.protocol import (
+    PER_CHANNEL,
+    Calibration,
+    EngineError,
+    EvaluateRequest,
+    EventWriter,
+    QuantizeRequest,
+    Recipe,
+    parse_request,
+)
+from support.llmcompressor_engine import evaluate_request, quantize_request
+
+REQUEST = quantize_request(Path("/checkpoints/source"), Path("/jobs/1/model"))
+
+
+def parse(request: object) -> Any:
+    return parse_request(json.dumps(request).encode())
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """The request with the field at a dotted path replaced, or removed by the value `...`."""
+    request: dict[str, Any] = json.loads(json.dumps(REQUEST))
+    *groups, name = path.split(".")
+    target = request
+    for group in groups:
+        target = target[group]
+    if value is ...:
+        del target[name]
+    else:
+        target[name] = value
+    return request
+
+
+def test_a_quantize_request_is_parsed_whole() -> None:
+    """Every field arrives typed."""
+    assert parse(REQUEST).request == QuantizeRequest(
+        source_dir=Path("/checkpoints/source"),
+        output_dir=Path("/jobs/1/model"),
+        recipe=Recipe("W4A16", group_size=32, symmetric=True, ignore=("lm_head",), dampening_frac=0.01, seed=0),
+        calibration=Calibration(path=None, num_samples=16, max_sequence_length=128),
+    )
+
+
+def test_an_evaluate_request_is_parsed_whole() -> None:
+    """Every field arrives typed."""
+    request = evaluate_request(Path("/checkpoints/source"), Path("/jobs/1/model"), num_tokens=100, window=64)
+    assert parse(request).request == EvaluateRequest(Path("/checkpoints/source"), Path("/jobs/1/model"), 100, 64)
+
+
+def test_no_group_size_is_one_scale_per_output_channel() -> None:
+    """JSON's null and -1 say the same."""
+    assert parse(changed("recipe.group_size", None)).request.recipe.group_size == PER_CHANNEL
+    assert parse(changed("recipe.group_size", -1)).request.recipe.group_size == PER_CHANNEL
+
+
+def test_the_parents_process_id_is_optional() -> None:
+    """A parent that does not give it is not checked."""
+    assert parse(REQUEST).parent_pid is None
+    assert parse(REQUEST | {"parent_pid": 7}).parent_pid == 7
+
+
+def test_fields_of_a_later_protocol_are_let_through() -> None:
+    """A parent may know more than this engine."""
+    assert parse(REQUEST | {"trace_id": "abc"}).request == parse(REQUEST).request
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("protocol_version", 2),
+        ("operation", "prune"),
+        ("source_dir", ""),
+        ("output_dir", ...),
+        ("recipe", []),
+        ("recipe.scheme", "W3A16"),
+        ("recipe.group_size", 0),
+        ("recipe.group_size", -2),
+        ("recipe.group_size", 32.0),
+        ("recipe.symmetric", "yes"),
+        ("recipe.ignore", "lm_head"),
+        ("recipe.ignore", [""]),
+        ("recipe.dampening_frac", 0),
+        ("recipe.dampening_frac", 1.5),
+        ("recipe.dampening_frac", True),
+        ("recipe.seed", -1),
+        ("calibration", ...),
+        ("calibration.path", "data.csv"),
+        ("calibration.num_samples", 0),
+        ("calibration.num_samples", True),
+        ("calibration.max_sequence_length", 15),
+    ],
+)
+def test_a_wrong_field_is_named(path: str, value: object) -> None:
+    """By its whole path, in the details as in the message."""
+    with pytest.raises(EngineError, match=path) as raised:
+        parse(changed(path, value))
+    assert raised.value.reason == "REQUEST_INVALID"
+    assert raised.value.metadata == {"field": f"request.{path}"}
+
+
+@pytest.mark.parametrize(("field", "value"), [("group_size", 32), ("symmetric", False)])
+def test_int8_takes_neither_groups_nor_asymmetry(field: str, value: object) -> None:
+    """W8A8_INT8 has one symmetric scale per output channel."""
+    request = changed("recipe.scheme", "W8A8_INT8")
+    request["recipe"] |= {"group_size": None, "symmetric": True, field: value}
+    with pytest.raises(EngineError, match=field):
+        parse(request)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff"])
+def test_what_is_not_a_json_object_is_no_request(data: bytes) -> None:
+    """The error says so."""
+    with pytest.raises(EngineError) as raised:
+        parse_request(data)
+    assert raised.value.reason == "REQUEST_INVALID"
+
+
+def test_each_event_is_a_line_of_json() -> None:
+    """Fields without a value are left out, and details are texts."""
+    stream = io.StringIO()
+    events = EventWriter(stream)
+    events.progress("quantize", 1, 2, "layers", loss=0.5, message="two\nlines")
+    events.progress("evaluate", 256, 700, "tokens")
+    events.result({"num_tokens": 700})
+    events.error(EngineError("CALIBRATION_TOO_SMALL", "too little", num_samples=4))
+    assert [json.loads(line) for line in stream.getvalue().splitlines()] == [
+        {
+            "event": "progress",
+            "phase": "quantize",
+            "completed": 1,
+            "total": 2,
+            "unit": "layers",
+            "loss": 0.5,
+            "message": "two\nlines",
+        },
+        {"event": "progress", "phase": "evaluate", "completed": 256, "total": 700, "unit": "tokens"},
+        {"event": "result", "num_tokens": 700},
+        {
+            "event": "error",
+            "reason": "CALIBRATION_TOO_SMALL",
+            "message": "too little",
+            "metadata": {"num_samples": "4"},
+        },
+    ]

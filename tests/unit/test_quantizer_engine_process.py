@@ -1,0 +1,178 @@
+"""Running an engine: what it gets, and what becomes of it when it misbehaves. Its "interpreter" is a script here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bitmill_common.artifact import Calibration, Recipe, Scheme
+from bitmill_common.errors import BitmillError, FailedPreconditionError, InternalError
+from bitmill_quantizer.engine_process import EngineProcess
+from bitmill_quantizer.jobs import JobCancelledError, Progress
+from bitmill_quantizer.ports import QuantizeOutcome
+from support import processes
+
+RESULT = {
+    "event": "result",
+    "versions": {"torch": "2.13.0"},
+    "calibration_digest": "sha256:1",
+    "num_quantized_modules": 14,
+    "peak_memory_bytes": 5,
+}
+EMIT = "def emit(**event): print(json.dumps(event), flush=True)"
+
+
+class Control:
+    """Keeps what is reported, and cancels once told to."""
+
+    def __init__(self) -> None:
+        self.reports: list[Progress] = []
+        self.cancelled = threading.Event()
+
+    def report(self, progress: Progress) -> None:
+        self.reports.append(progress)
+
+    def check(self) -> None:
+        if self.cancelled.is_set():
+            raise JobCancelledError
+
+    def begin_publishing(self) -> None:
+        raise AssertionError("an engine publishes nothing")
+
+
+def engine(directory: Path, *lines: str) -> EngineProcess:
+    """An engine whose program is these lines; `request` is what it was asked, `RESULT` a good result."""
+    python = directory / "python"
+    head = [f"#!{sys.executable}", "import json, os, signal, subprocess, sys, time", EMIT]
+    known = ["request = json.load(open(sys.argv[-1]))", f"RESULT = json.loads({json.dumps(RESULT)!r})"]
+    python.write_text("\n".join([*head, *known, *lines]))
+    python.chmod(0o755)
+    return EngineProcess("script", python, "engine_module", "`make setup` installs it")
+
+
+def quantize(engine: EngineProcess, directory: Path, control: Control | None = None) -> QuantizeOutcome:
+    return engine.quantize(
+        directory / "source",
+        directory / "model",
+        Recipe(Scheme.W4A16, 64, ignore=("lm_head", "re:x")),
+        Calibration("", 4, 32),
+        directory / "text.jsonl",
+        control or Control(),
+    )
+
+
+def test_an_engine_gets_the_whole_request_and_its_progress_and_result_come_back(tmp_path: Path) -> None:
+    control = Control()
+    outcome = quantize(
+        engine(
+            tmp_path,
+            "json.dump([sys.argv, request], open('seen.json', 'w'))",
+            "emit(event='progress', phase='quantize', completed=1, total=2, unit='layers', loss=0.5)",
+            "emit(event='progress', phase='quantize', completed=2, total=2, unit='layers')",
+            "emit(**RESULT)",
+        ),
+        tmp_path,
+        control,
+    )
+    assert control.reports == [Progress(1, 2, "layers", 0.5), Progress(2, 2, "layers")]
+    assert outcome == QuantizeOutcome({"torch": "2.13.0"}, "sha256:1", 14, 5)
+    arguments, request = json.loads((tmp_path / "seen.json").read_text())
+    assert arguments[1:3] == ["-m", "engine_module"]
+    assert request == {
+        "protocol_version": 1,
+        "parent_pid": os.getpid(),
+        "operation": "quantize",
+        "source_dir": str(tmp_path / "source"),
+        "output_dir": str(tmp_path / "model"),
+        "recipe": {
+            "scheme": "W4A16",
+            "group_size": 64,
+            "symmetric": True,
+            "ignore": ["lm_head", "re:x"],
+            "dampening_frac": 0.01,
+            "seed": 0,
+        },
+        "calibration": {"path": str(tmp_path / "text.jsonl"), "num_samples": 4, "max_sequence_length": 32},
+    }
+
+
+def test_an_engine_sees_no_secrets_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no use for store keys, and runs code of others."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+    monkeypatch.setenv("BITMILL_QUANTIZER_DATABASE_URL", "postgresql://user:s3cret@db/jobs")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    quantize(engine(tmp_path, "json.dump(dict(os.environ), open('seen.json', 'w'))", "emit(**RESULT)"), tmp_path)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert "s3cret" not in str(seen)
+    assert (seen["OMP_NUM_THREADS"], seen["HF_HUB_OFFLINE"]) == ("2", "1")
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "reason", "text"),
+    [
+        (["sys.exit(0)"], InternalError, "ENGINE_CRASHED", "status 0 and no result"),
+        (["emit(**RESULT)", "sys.exit(9)"], InternalError, "ENGINE_CRASHED", "status 9"),
+        (["os.abort()"], InternalError, "ENGINE_CRASHED", "SIGABRT"),
+        (['sys.stdout.write(\'{"event": "res\'); sys.stdout.flush()'], InternalError, "ENGINE_CRASHED", "no result"),
+        (["print('x' * (2 << 20), end='', flush=True); time.sleep(60)"], InternalError, "ENGINE_PROTOCOL", "1048576"),
+        (["print('[1]', flush=True); time.sleep(60)"], InternalError, "ENGINE_PROTOCOL", "no event"),
+        (["del RESULT['versions']", "emit(**RESULT)"], InternalError, "ENGINE_PROTOCOL", "versions"),
+        (
+            ["emit(event='error', reason='OUT_OF_MEMORY', message='too big')", "sys.exit(1)"],
+            FailedPreconditionError,
+            "OUT_OF_MEMORY",
+            "too big",
+        ),
+    ],
+)
+def test_an_engine_that_misbehaves_is_ended_and_named(
+    tmp_path: Path, lines: list[str], kind: type[BitmillError], reason: str, text: str
+) -> None:
+    with pytest.raises(kind, match=text) as failure:
+        quantize(engine(tmp_path, *lines), tmp_path)
+    assert failure.value.reason == reason
+
+
+def test_the_end_of_a_crashed_engines_log_is_in_the_error(tmp_path: Path) -> None:
+    """However much came before it."""
+    lines = ["print('noise' * 100_000, file=sys.stderr)", "print('the reason', file=sys.stderr)", "sys.exit(1)"]
+    with pytest.raises(InternalError, match=r"the reason$") as failure:
+        quantize(engine(tmp_path, *lines), tmp_path)
+    assert len(failure.value.message) < 5000
+
+
+def test_a_child_that_outlives_its_engine_holds_nobody_up_and_is_ended(tmp_path: Path) -> None:
+    """It keeps the pipe open; the result counts all the same."""
+    lines = [
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])",
+        "open('child', 'w').write(str(child.pid))",
+        "emit(**RESULT)",
+    ]
+    assert quantize(engine(tmp_path, *lines), tmp_path).num_quantized_modules == 14
+    assert processes.ends(int((tmp_path / "child").read_text()))
+
+
+def test_a_cancelled_engine_may_clean_up(tmp_path: Path) -> None:
+    """SIGTERM comes first."""
+    lines = [
+        "def clean_up(*_): open('cleaned', 'w').close(); sys.exit(0)",
+        "signal.signal(signal.SIGTERM, clean_up)",
+        "emit(event='progress', phase='quantize', completed=1, total=2, unit='layers')",
+        "signal.pause()",
+    ]
+    control = Control()
+    control.report = lambda progress: control.cancelled.set()  # type: ignore[method-assign]
+    with pytest.raises(JobCancelledError):
+        quantize(engine(tmp_path, *lines), tmp_path, control)
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_a_missing_interpreter_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(FailedPreconditionError, match="make setup") as failure:
+        EngineProcess("script", tmp_path / "none", "engine_module", "`make setup` installs it").require_installed()
+    assert failure.value.reason == "ENGINE_NOT_INSTALLED"
