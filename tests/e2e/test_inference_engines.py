@@ -48,39 +48,25 @@ def test_unset_fields_take_the_models_generation_config(
     inference_server: InferenceProcess, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     """Its temperature, its length, and each of its end-of-sequence tokens, which is no stop match."""
-    expected = generate(inference_server, "tiny", GREEDY)
+    greedy = generate(inference_server, "tiny", GREEDY)
+    end = greedy.token_ids[-1]
     directory = shutil.copytree(tiny_checkpoint, tmp_path / "configured")
-    (directory / "generation_config.json").write_text(json.dumps({"temperature": 0.0, "max_new_tokens": 20}))
+    config = json.loads((directory / "generation_config.json").read_text())
+    config |= {"temperature": 0.0, "max_new_tokens": 20, "eos_token_id": [config["eos_token_id"], end]}
+    (directory / "generation_config.json").write_text(json.dumps(config))
     inference_server.load("configured", directory)
     try:
-        sampling = generation_pb2.SamplingParams(ignore_eos=True)
-        assert generate(inference_server, "configured", sampling).token_ids == expected.token_ids
-        hot = generation_pb2.SamplingParams(temperature=2, seed=1, max_tokens=30, ignore_eos=True)
-        assert len(generate(inference_server, "configured", hot).token_ids) == 30
+        endless = generation_pb2.SamplingParams(ignore_eos=True)
+        assert generate(inference_server, "configured", endless).token_ids == greedy.token_ids
+        overruled = generation_pb2.SamplingParams(temperature=2, seed=1, max_tokens=30, ignore_eos=True)
+        assert len(generate(inference_server, "configured", overruled).token_ids) == 30
+        ended = generate(inference_server, "configured")
+        assert ended.token_ids == greedy.token_ids[: list(greedy.token_ids).index(end) + 1]
+        assert ended.finish == generation_pb2.Finish(reason=generation_pb2.FINISH_REASON_STOP)
+        asked = generation_pb2.SamplingParams(stop_token_ids=[end])
+        assert generate(inference_server, "configured", asked).finish.stop_token_id == end
     finally:
         inference_server.unload("configured")
-
-
-def test_the_models_own_end_of_sequence_is_no_stop_match(
-    inference_server: InferenceProcess, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    """Also where the generation_config names several of them."""
-    whole = generate(inference_server, "tiny", GREEDY)
-    end = whole.token_ids[-1]
-    directory = shutil.copytree(tiny_checkpoint, tmp_path / "ending")
-    config = json.loads((directory / "generation_config.json").read_text())
-    config["eos_token_id"] = [config["eos_token_id"], end]
-    (directory / "generation_config.json").write_text(json.dumps(config))
-    inference_server.load("ending", directory)
-    try:
-        greedy = generation_pb2.SamplingParams(temperature=0, max_tokens=100)
-        ended = generate(inference_server, "ending", greedy)
-        assert ended.token_ids == whole.token_ids[: list(whole.token_ids).index(end) + 1]
-        assert ended.finish == generation_pb2.Finish(reason=generation_pb2.FINISH_REASON_STOP)
-        asked = generation_pb2.SamplingParams(temperature=0, max_tokens=100, stop_token_ids=[end])
-        assert generate(inference_server, "ending", asked).finish.stop_token_id == end
-    finally:
-        inference_server.unload("ending")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +75,7 @@ def test_the_models_own_end_of_sequence_is_no_stop_match(
         # vLLM sees it before it starts a process ...
         ({"max_model_len": 1_000_000}, "max_model_len"),
         # ... and this one only deep inside one.
-        ({"kv_cache_memory_bytes": 1024}, "KV cache"),
+        ({"kv_cache_memory_bytes": 1024}, "cache blocks"),
     ],
 )
 def test_an_engine_that_does_not_start_says_why_and_leaves_no_process(

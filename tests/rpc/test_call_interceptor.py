@@ -131,9 +131,10 @@ def detail(status: status_pb2.Status, message: Any) -> Any:
     return message
 
 
-async def health_of(served: Served) -> AsyncIterator[int]:
-    """Yields the server's health at each change."""
-    async for response in health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest()):
+async def health_of(served: Served, service: str = "") -> AsyncIterator[int]:
+    """Yields the health of the server, or of one name, at each change."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    async for response in health_pb2_grpc.HealthStub(served.channel).Watch(request):
         yield response.status
 
 
@@ -325,8 +326,33 @@ class TestServer:
             await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
+    async def test_a_health_watch_sees_a_name_come_and_change(self, served: Served) -> None:
+        statuses = health_of(served, "a model")
+        assert await anext(statuses) == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        for status in (health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING):
+            await served.server.health.set("a model", status)
+            assert await anext(statuses) == status
+
 
 class TestDrain:
+    @pytest.mark.parametrize("service", ["", DESCRIPTOR.full_name, "nobody"])
+    async def test_a_health_watch_does_not_hold_the_stop(self, served: Served, service: str) -> None:
+        """It is told NOT_SERVING and ends, also one of a name that nobody has set."""
+        statuses = health_of(served, service)
+        first = await anext(statuses)
+        await asyncio.wait_for(served.server.stop(timedelta(minutes=5)), 20)
+        rest = [status async for status in statuses]
+        assert rest == (
+            []
+            if first == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            else [health_pb2.HealthCheckResponse.NOT_SERVING]
+        )
+
+    async def test_nothing_makes_a_draining_server_serve_again(self, served: Served) -> None:
+        await served.server.health.drain()
+        await served.server.health.set("", health_pb2.HealthCheckResponse.SERVING)
+        assert await anext(health_of(served)) == health_pb2.HealthCheckResponse.NOT_SERVING
+
     async def test_running_calls_end_and_health_watchers_are_told(self, served: Served, kind: str) -> None:
         reached, release = asyncio.Event(), asyncio.Event()
         served.servicer.act = hanging(reached, release)
@@ -335,7 +361,8 @@ class TestDrain:
         assert await anext(statuses) == health_pb2.HealthCheckResponse.SERVING
         await asyncio.wait_for(reached.wait(), 20)
         stopping = asyncio.create_task(served.server.stop(timedelta(minutes=5)))
-        assert await anext(statuses) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert [status async for status in statuses] == [health_pb2.HealthCheckResponse.NOT_SERVING]
+        assert not running.done()
         release.set()
         await asyncio.wait_for(running, 20)
         await asyncio.wait_for(stopping, 20)

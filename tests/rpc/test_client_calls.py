@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -283,21 +284,24 @@ class TestStreams:
 
         def use(client: Any) -> str:
             with client.generate("x") as stream:
-                return str(next(stream).text)
+                text = str(next(stream).text)
+                assert hang.reached.wait(10)
+                return text
 
         assert SyncDriver().inference(server.address, use) == "a"
         assert hang.release.wait(10)
 
-    async def test_leaving_an_async_stream_cancels_the_call(self, server: FakeServer) -> None:
+    def test_leaving_an_async_stream_cancels_the_call(self, server: FakeServer) -> None:
         hang = Hang()
         server.on("Chat", [inference_pb.ChatResponse(content="a"), hang])
 
         async def use(client: Any) -> str:
             async with client.chat("x") as stream:
-                return str((await anext(stream)).content)
+                content = str((await anext(stream)).content)
+                assert await asyncio.to_thread(hang.reached.wait, 10)
+                return content
 
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(AsyncDriver().inference, server.address, use).result(10) == "a"
+        assert AsyncDriver().inference(server.address, use) == "a"
         assert hang.release.wait(10)
 
 

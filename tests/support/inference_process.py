@@ -66,12 +66,12 @@ class InferenceProcess:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def children(self) -> set[psutil.Process]:
-        """Every process below the server: its engines, their workers, and Python's own helpers."""
+        """Every process below the server, zombies too: its engines, their workers, and Python's own helpers."""
         return set(psutil.Process(self.pid).children(recursive=True))
 
     def engine_cores(self) -> set[psutil.Process]:
         """The engine core of each engine."""
-        return {child for child in self.children() if child.cmdline() and "EngineCore" in child.cmdline()[0]}
+        return {child for child in self.children() if "EngineCore" in child.name()}
 
     def wait_for_event(self, event: str, timeout_s: float = 120) -> dict[str, Any]:
         """Returns the first log line of that event, once it is there."""

@@ -4,7 +4,7 @@
 
 - `tied`, `untied`: two-layer Llamas of 64 channels, for tests. Every text they write is noise, but their files, their
   tokenizer and their chat template are those of a real checkpoint.
-- `streaming-bench`: a 3-million-parameter Llama, for measuring what a server adds to a model that costs little. It takes
+- `streaming-bench`: a 3-million-parameter Llama, for measuring what a server adds to a model that costs little, with
   the tokenizer of the checkpoint given with --tokenizer, or the small one.
 """
 

@@ -2,8 +2,8 @@
 
     python plain_llmcompressor.py QUANTIZE_REQUEST.json MODEL_DIR
 
-Quantizes as the request says with llm-compressor's own modifier and kernels, and prints last, as a JSON object, the share of
-the quantized weights that differ from those in MODEL_DIR.
+Quantizes as the request says with llm-compressor's own modifier and kernels, and prints last, as a JSON object, the
+share of the quantized weights that differ from those in MODEL_DIR.
 """
 
 import json

@@ -70,12 +70,16 @@ class Place:
         )
 
     def workshop(self) -> Workshop:
-        """What jobs work with here."""
-        sources, artifacts = Stores([self.sources.as_uri()]), Stores([self.artifacts.as_uri()])
+        """What jobs work with here, in local stores."""
+        artifact_root = self.artifacts.as_uri()
+        return self.workshop_in(Stores([self.sources.as_uri()]), Stores([artifact_root]), artifact_root)
+
+    def workshop_in(self, sources: Stores, artifacts: Stores, artifact_root: str) -> Workshop:
+        """What jobs work with here, in any stores."""
         engine = EngineProcess("fake", self.engine_python, "fake_engine", "install it")
-        root = artifacts.open(self.artifacts.as_uri(), "artifact_root")
+        root = artifacts.open(artifact_root, "artifact_root")
         planner = Planner(sources, root, engine, self.host, self.work)
-        return Workshop(sources, artifacts, self.artifacts.as_uri(), engine, planner)
+        return Workshop(sources, artifacts, artifact_root, engine, planner)
 
     def leftovers(self) -> list[str]:
         """What lies in the work directory beside the database and the lock."""
@@ -127,9 +131,9 @@ class Quantizer:
 
 
 @asynccontextmanager
-async def running(place: Place) -> AsyncIterator[Quantizer]:
-    """Runs a quantizer on real jobs."""
-    shop = place.workshop()
+async def running(place: Place, shop: Workshop | None = None) -> AsyncIterator[Quantizer]:
+    """Runs a quantizer on real jobs, in the place's own stores or in others."""
+    shop = shop or place.workshop()
     jobs = DbosJobs(f"sqlite:///{place.work}/jobs.sqlite", place.work, partial(pipeline.run_phases, shop))
     await asyncio.to_thread(jobs.start)
     try:

@@ -51,7 +51,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What GPTQ sees: `num_samples` samples of `max_sequence_length` tokens. `uri` empty: Python's own documentation."""
+    """What GPTQ sees: `num_samples` samples of `max_sequence_length` tokens; no `uri`: Python's own documentation."""
 
     uri: str = ""
     num_samples: int = 512

@@ -41,15 +41,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     The request id goes back in the trailers of every call.
     """
 
-    def __init__(self) -> None:
-        self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def wait_until_idle(self) -> None:
-        """Returns when no call is running; health watches and reflection do not count."""
-        await self._idle.wait()
-
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
@@ -62,48 +53,40 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             return cast("Handler", handler)
         behaviour: Any
         if handler.response_streaming:
-            behaviour, make_handler = self._stream(handler.unary_stream, method), grpc.unary_stream_rpc_method_handler
+            behaviour, make_handler = _stream(handler.unary_stream, method), grpc.unary_stream_rpc_method_handler
         else:
-            behaviour, make_handler = self._unary(handler.unary_unary, method), grpc.unary_unary_rpc_method_handler
+            behaviour, make_handler = _unary(handler.unary_unary, method), grpc.unary_unary_rpc_method_handler
         return make_handler(
             behaviour,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
-    def _unary(self, behaviour: Any, method: str) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: Context) -> Any:
-            async with _Call(self, method, context):
-                return await behaviour(request, context)
 
-        return call
+def _unary(behaviour: Any, method: str) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: Context) -> Any:
+        async with _Call(method, context):
+            return await behaviour(request, context)
 
-    def _stream(self, behaviour: Any, method: str) -> Callable[..., Awaitable[None]]:
-        # A coroutine that writes, not a generator around a generator: one step less for every chunk.
-        async def call(request: Any, context: Context) -> None:
-            write = context.write
-            # A caller that leaves cancels this task; the behaviour's own clean-up must run now, not at collection.
-            async with _Call(self, method, context), aclosing(behaviour(request, context)) as responses:
-                async for response in responses:
-                    await write(response)
+    return call
 
-        return call
 
-    def _enter(self) -> None:
-        self._running += 1
-        self._idle.clear()
+def _stream(behaviour: Any, method: str) -> Callable[..., Awaitable[None]]:
+    # A coroutine that writes, not a generator around a generator: one step less for every chunk.
+    async def call(request: Any, context: Context) -> None:
+        write = context.write
+        # A caller that leaves cancels this task; the behaviour's own clean-up must run now, not at collection.
+        async with _Call(method, context), aclosing(behaviour(request, context)) as responses:
+            async for response in responses:
+                await write(response)
 
-    def _leave(self) -> None:
-        self._running -= 1
-        if not self._running:
-            self._idle.set()
+    return call
 
 
 class _Call:
     """One call from its start to its status and its log line."""
 
-    def __init__(self, interceptor: CallInterceptor, method: str, context: Context) -> None:
-        self._interceptor = interceptor
+    def __init__(self, method: str, context: Context) -> None:
         self._context = context
         self._start = time.monotonic()
         metadata = dict(cast(Any, context.invocation_metadata()) or ())
@@ -112,7 +95,6 @@ class _Call:
         structlog.contextvars.bind_contextvars(request_id=self._request_id, method=method)
 
     async def __aenter__(self) -> Self:
-        self._interceptor._enter()
         # In the trailers: initial metadata would commit the call, and gRPC could not retry one that is refused.
         self._context.set_trailing_metadata(((REQUEST_ID_KEY, self._request_id),))
         return self
@@ -120,7 +102,6 @@ class _Call:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._interceptor._leave()
         match error:
             case None:
                 self._log(grpc.StatusCode.OK)

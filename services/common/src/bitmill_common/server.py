@@ -19,12 +19,11 @@ import structlog
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # assigned behind a version check
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection import aio as reflection_aio  # type: ignore[attr-defined]  # the same
+from grpc_reflection.v1alpha.reflection import aio as reflection_aio  # type: ignore[attr-defined]  # behind a version check
 
 from bitmill_common import errors
+from bitmill_common.health import HealthServicer
 from bitmill_common.interceptors import CallInterceptor
 
 log = structlog.get_logger("bitmill.server")
@@ -33,8 +32,6 @@ log = structlog.get_logger("bitmill.server")
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 # Clients may ping a silent stream every 10 s; gRPC's default policy closes such a connection after two pings.
 MIN_PING_INTERVAL_MS = 10_000
-# Health watches never end by themselves and are not worth a whole grace. This is for the last statuses to leave.
-LAST_GRACE = timedelta(seconds=1)
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -60,15 +57,16 @@ class GrpcServer:
     A `health_servicer` of one's own can carry further names beside those of the services.
     """
 
-    def __init__(self, bindings: Sequence[Binding], health_servicer: health_aio.HealthServicer | None = None) -> None:
-        self._calls = CallInterceptor()
-        self._server = grpc.aio.server(interceptors=[self._calls], options=CHANNEL_OPTIONS)
+    def __init__(self, bindings: Sequence[Binding], health_servicer: HealthServicer | None = None) -> None:
+        self._server = grpc.aio.server(interceptors=[CallInterceptor()], options=CHANNEL_OPTIONS)
         self._service_names = [binding.descriptor.full_name for binding in bindings]
         for binding in bindings:
             binding.add_to(self._server)
-        self.health = health_servicer or health_aio.HealthServicer()
+        self.health = health_servicer or HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        self._server.add_generic_rpc_handlers(_reflection((*self._service_names, HEALTH_SERVICE_NAME)))
+        self._server.add_generic_rpc_handlers(
+            _reflection((*self._service_names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name))
+        )
 
     async def start(self, address: str, *, insecure: bool = False) -> int:
         """Binds `address` (host:port, port 0 for a free one), begins to serve, and returns the port.
@@ -88,13 +86,8 @@ class GrpcServer:
 
     async def stop(self, grace: timedelta) -> None:
         """Turns health NOT_SERVING, refuses new calls, and ends the running ones after `grace` at the latest."""
-        await self.health.enter_graceful_shutdown()
-        stopped = asyncio.create_task(self._server.stop(grace.total_seconds()))
-        idle = asyncio.create_task(self._calls.wait_until_idle())
-        await asyncio.wait((stopped, idle), return_when=asyncio.FIRST_COMPLETED)
-        idle.cancel()
-        await self._server.stop(min(grace, LAST_GRACE).total_seconds())
-        await stopped
+        await self.health.drain()
+        await self._server.stop(grace.total_seconds())
 
 
 def _reflection(service_names: Sequence[str]) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import NoReturn
 
 import uvloop
-from grpc_health.v1.health import aio  # type: ignore[attr-defined]
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp
@@ -20,6 +19,7 @@ from bitmill.inference.v1 import (
     model_service_pb2_grpc,
 )
 from bitmill_common.errors import BitmillError
+from bitmill_common.health import HealthServicer
 from bitmill_common.logs import configure_logging
 from bitmill_common.server import Binding, GrpcServer, serve_until_signal
 from bitmill_common.stores import StoreOptions, Stores
@@ -68,7 +68,7 @@ def main() -> None:
 
 def build_server(source: ArtifactSource, engines: EngineFactory) -> tuple[GrpcServer, Models]:
     """Wires the services of this server around its models."""
-    health_servicer = aio.HealthServicer()
+    health_servicer = HealthServicer()
     models = Models(source, engines, GrpcModelHealth(health_servicer))
     inference = InferenceServicer(Inference(models))
     model = ModelServicer(models)

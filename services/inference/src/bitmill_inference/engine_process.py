@@ -7,6 +7,7 @@ file that the server reads the reason of a failed start from.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -41,7 +42,7 @@ def _die_with(sentinel: int) -> None:
 
 
 class _FailureHandler(logging.Handler):
-    """Appends each logged exception to a file, one JSON object a line."""
+    """Appends each logged exception to a file, one JSON object a line, for as long as the file is there."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.ERROR)
@@ -52,7 +53,9 @@ class _FailureHandler(logging.Handler):
             return
         error = record.exc_info[1]
         line = json.dumps({"type": type(error).__name__, "message": str(error)})
-        with self._path.open("a") as file:
+        # The server removes it once the engine has started.
+        with contextlib.suppress(FileNotFoundError), self._path.open("r+") as file:
+            file.seek(0, os.SEEK_END)
             file.write(line + "\n")
 
 

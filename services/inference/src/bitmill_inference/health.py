@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio  # type: ignore[attr-defined]
 
 from bitmill.inference.v1 import inference_service_pb2
+from bitmill_common.health import HealthServicer
 
 _SERVICE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
@@ -18,7 +18,7 @@ def service_name(model: str) -> str:
 class GrpcModelHealth:
     """A `ModelHealth` on a health servicer."""
 
-    def __init__(self, servicer: aio.HealthServicer) -> None:
+    def __init__(self, servicer: HealthServicer) -> None:
         self._servicer = servicer
 
     async def set_serving(self, model: str, serving: bool) -> None:

@@ -7,10 +7,10 @@ import contextlib
 import dataclasses
 import functools
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
-import structlog
 from vllm import SamplingParams as VllmSamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.logprobs import Logprob
@@ -44,7 +44,8 @@ from bitmill_inference.generation import (
 )
 from bitmill_inference.ports import EngineInfo
 
-log = structlog.get_logger("bitmill.vllm")
+# vLLM's own 5 s are too few on a busy host; what it then kills, it does not reap.
+STOP_GRACE_S = 30
 
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 # Fields that pass through under vLLM's own names when they are set.
@@ -66,10 +67,13 @@ _PLAIN_FIELDS = (
 
 
 class VllmEngine:
-    """An `Engine` on one `AsyncLLM`, which it owns."""
+    """An `Engine` on one `AsyncLLM`, which it owns together with the processes that were started for it."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: AsyncLLM, processes: Collection[BaseProcess]) -> None:
         self._llm = llm
+        self._processes = tuple(processes)
+        # It starts with the first request otherwise, and nobody would notice that an idle engine died.
+        llm._run_output_handler()
         model_config = llm.model_config
         self.info = EngineInfo(
             max_model_len=model_config.max_model_len,
@@ -130,7 +134,12 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
-        await asyncio.to_thread(self._llm.shutdown)
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self._llm.shutdown(STOP_GRACE_S)
+        for process in self._processes:
+            process.join()
 
     def _check_prompt(self, prompt: Prompt) -> None:
         match prompt:

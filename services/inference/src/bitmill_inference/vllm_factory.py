@@ -10,7 +10,6 @@ import tempfile
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import structlog
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -21,8 +20,6 @@ from bitmill_inference.devices import ServerDevice
 from bitmill_inference.engine_options import EngineOptions
 from bitmill_inference.engine_process import FAILURES_VARIABLE, read_failure
 from bitmill_inference.vllm_engine import VllmEngine
-
-log = structlog.get_logger("bitmill.vllm")
 
 DEFAULT_CPU_KV_CACHE_BYTES = 2 * 1024**3
 # How often a cancelled start looks for processes that it has begun meanwhile.
@@ -53,7 +50,7 @@ class VllmEngineFactory:
                 # Processes of the engine inherit the variable; `engine_process` reads it there.
                 os.environ[FAILURES_VARIABLE] = failures.name
                 try:
-                    llm = await _construct(arguments)
+                    return VllmEngine(*await _construct(arguments))
                 # vLLM raises whatever a library below it raises.
                 except Exception as error:
                     reason = read_failure(Path(failures.name)) or f"{type(error).__name__}: {error}"
@@ -62,10 +59,6 @@ class VllmEngineFactory:
                     ) from error
                 finally:
                     del os.environ[FAILURES_VARIABLE]
-        engine = VllmEngine(llm)
-        # The output handler starts with the first request; without it nobody would notice that an idle engine died.
-        llm._run_output_handler()
-        return engine
 
     def _arguments(self, directory: Path, options: EngineOptions) -> AsyncEngineArgs:
         values = options.with_defaults(self._defaults).set_values()
@@ -80,12 +73,15 @@ class VllmEngineFactory:
         )
 
 
-async def _construct(arguments: AsyncEngineArgs) -> AsyncLLM:
-    """Constructs the engine in a thread, which takes up to minutes; a cancellation kills the processes it began."""
+async def _construct(arguments: AsyncEngineArgs) -> tuple[AsyncLLM, set[BaseProcess]]:
+    """Constructs the engine in a thread, which takes up to minutes, and returns it with the processes that it began.
+
+    A cancellation kills these.
+    """
     before = set(multiprocessing.active_children())
     construction = asyncio.ensure_future(asyncio.to_thread(AsyncLLM.from_engine_args, arguments))
     try:
-        return await asyncio.shield(construction)
+        llm = await asyncio.shield(construction)
     except asyncio.CancelledError:
         while not construction.done():
             _kill(set(multiprocessing.active_children()) - before)
@@ -93,6 +89,7 @@ async def _construct(arguments: AsyncEngineArgs) -> AsyncLLM:
         with contextlib.suppress(Exception):
             await asyncio.to_thread(construction.result().shutdown)
         raise
+    return llm, set(multiprocessing.active_children()) - before
 
 
 def _kill(processes: set[BaseProcess]) -> None:

@@ -1,4 +1,4 @@
-"""Runs an engine as a child process in its own environment and process group; ../engines/README.md has the protocol."""
+"""Runs an engine as a child process in its own environment and process group; engines/README.md has the protocol."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The quantization engine over llm-compressor: a child process, request JSON in, events out."""

@@ -3,6 +3,7 @@
 Exit status 0 after a result event, 1 after an error event; anything else is a crash.
 """
 
+import argparse
 import os
 import sys
 import traceback
@@ -16,16 +17,16 @@ from bitmill_engine_llmcompressor.protocol import EngineError, EventWriter, Quan
 def main() -> int:
     """Run one request and return the exit status."""
     end_with_parent()
+    parser = argparse.ArgumentParser(prog="python -m bitmill_engine_llmcompressor", description=__doc__)
+    parser.add_argument("request", type=Path, help="the request as a JSON file")
+    path = parser.parse_args().request
     events = EventWriter(isolate_stdout())
-    if len(sys.argv) != 2:
-        print("usage: python -m bitmill_engine_llmcompressor REQUEST.json", file=sys.stderr)
-        return 2
     try:
-        result = _run(Path(sys.argv[1]), events)
+        result = _run(path, events)
     except EngineError as error:
         failure = error
     # The one place that every failure of the libraries passes, out of memory included: the parent gets them all alike.
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         failure = EngineError("ENGINE_ERROR", f"{type(error).__name__}: {error}", exception=type(error).__name__)
         traceback.print_exc()
     else:

@@ -14,7 +14,9 @@ from pydoc_data import topics
 
 HELD_OUT_EVERY = 5
 # Not part of every installation, or not prose and code as people write it.
-_LEFT_OUT = frozenset({"dist-packages", "encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"})
+_LEFT_OUT = frozenset(
+    {"dist-packages", "encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
+)
 
 
 def calibration_documents(seed: int) -> Iterator[str]:

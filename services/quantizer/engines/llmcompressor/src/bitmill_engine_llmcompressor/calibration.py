@@ -3,6 +3,8 @@
 Nothing here imports torch; the tokenizer is handed in.
 """
 
+from __future__ import annotations
+
 import codecs
 import hashlib
 import json
@@ -37,7 +39,7 @@ class Tokenizer(Protocol):
 class Samples:
     """Token ids to calibrate with, samples of equal length."""
 
-    token_ids: "tuple[array[int], ...]"
+    token_ids: tuple[array[int], ...]
 
     @property
     def num_tokens(self) -> int:
@@ -73,9 +75,9 @@ def build_samples(calibration: Calibration, tokenizer: Tokenizer, seed: int) -> 
     return Samples(tuple(samples))
 
 
-def pack(documents: Iterator[list[int]], length: int) -> "Iterator[array[int]]":
+def pack(documents: Iterator[list[int]], length: int) -> Iterator[array[int]]:
     """Lay documents end to end and cut them into pieces of `length` tokens; what is left over is dropped."""
-    pending: "array[int]" = array("I")
+    pending: array[int] = array("I")
     for document in documents:
         pending.extend(document)
         whole = len(pending) // length * length

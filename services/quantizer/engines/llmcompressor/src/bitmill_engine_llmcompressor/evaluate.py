@@ -1,5 +1,7 @@
 """The operation `evaluate`: how far the saved artifact is from its source on text that calibration never saw."""
 
+from __future__ import annotations
+
 import math
 from array import array
 from collections.abc import Iterator
@@ -88,12 +90,14 @@ def _logits(model: PreTrainedModel, hidden_states: torch.Tensor) -> torch.Tensor
     The model's own forward makes them, over a body that answers with these states, so that whatever the model does to
     its logits (scaling, soft caps) is done here too.
     """
-    with patch.object(model.base_model, "forward", lambda **_: BaseModelOutputWithPast(last_hidden_state=hidden_states)):
+    with patch.object(
+        model.base_model, "forward", lambda **_: BaseModelOutputWithPast(last_hidden_state=hidden_states)
+    ):
         logits: torch.Tensor = model(inputs_embeds=hidden_states, use_cache=False).logits
     return logits
 
 
-def _windows(tokenizer: Tokenizer, num_tokens: int, window: int) -> "Iterator[array[int]]":
+def _windows(tokenizer: Tokenizer, num_tokens: int, window: int) -> Iterator[array[int]]:
     """Held-out token ids in windows of one more than the models see, since the first token is not predicted."""
     documents = map(tokenizer.encode, held_out_documents())
     for piece in pack(documents, min(window, num_tokens) + 1):

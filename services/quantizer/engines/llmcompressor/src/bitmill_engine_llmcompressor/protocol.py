@@ -118,12 +118,14 @@ def parse_request(data: bytes) -> Envelope:
     fields = _Fields(value, "request")
     if (version := fields.integer("protocol_version")) != PROTOCOL_VERSION:
         fields.fail("protocol_version", f"is {version}; this engine speaks {PROTOCOL_VERSION}")
-    operation = fields.text("operation")
-    parse = {"quantize": _parse_quantize, "evaluate": _parse_evaluate}.get(operation)
-    if parse is None:
-        fields.fail("operation", f'is "{operation}", neither "quantize" nor "evaluate"')
     parent_pid = fields.integer("parent_pid", minimum=1) if "parent_pid" in fields.value else None
-    return Envelope(parse(fields), parent_pid)
+    match fields.text("operation"):
+        case "quantize":
+            return Envelope(_parse_quantize(fields), parent_pid)
+        case "evaluate":
+            return Envelope(_parse_evaluate(fields), parent_pid)
+        case operation:
+            return fields.fail("operation", f'is "{operation}", neither "quantize" nor "evaluate"')
 
 
 def _parse_quantize(fields: "_Fields") -> QuantizeRequest:

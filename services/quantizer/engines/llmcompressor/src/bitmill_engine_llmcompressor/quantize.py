@@ -22,6 +22,7 @@ from bitmill_engine_llmcompressor.recipes import quantization_scheme, resolve_ig
 
 # Kept as they are in the source, so that the artifact tokenizes, chats and stops exactly as the source does.
 KEPT_FILES = (
+    "*.model",
     "*chat_template*",
     "added_tokens.json",
     "generation_config.json",
@@ -44,6 +45,7 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
     samples = build_samples(request.calibration, tokenizer, request.recipe.seed)
     model = load_model(request.source_dir)
     require_context(model, request.calibration.max_sequence_length)
+    _require_finite(model)
     _compress(model, tokenizer, samples, request, events)
     _save(model, request)
     return {
@@ -75,6 +77,13 @@ def _compress(
     )
     batches = DataLoader([{"input_ids": torch.tensor(sample)} for sample in samples.token_ids], batch_size=1)
     oneshot(model=model, processor=tokenizer, dataset=batches, recipe=[modifier])
+
+
+def _require_finite(model: PreTrainedModel) -> None:
+    """Raise EngineError NON_FINITE_WEIGHTS when the source holds a NaN or an infinity."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise EngineError("NON_FINITE_WEIGHTS", f"{name} of the source holds a NaN or an infinity", tensor=name)
 
 
 def _save(model: PreTrainedModel, request: QuantizeRequest) -> None:
