@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--tokens", type=int, default=256, help="least tokens of each stream")
     parser.add_argument("--tokens-in-all", type=int, default=1024, help="least tokens of a round")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--enforce-eager", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--client", nargs=3, metavar=("ADDRESS", "STREAMS", "TOKENS"), help=argparse.SUPPRESS)

@@ -15,12 +15,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bitmill.client import InferenceClient, QuantizerClient
 from rich.console import Console
 from rich.table import Table
 
 import local_servers
 from bitmill.artifact.v1 import artifact_pb2
+from bitmill.client import InferenceClient, QuantizerClient
 
 QUESTION = "What is the capital of France?"
 # 576, the width of the example model, is a multiple of 64 and not of the default 128.

@@ -165,8 +165,8 @@ class QuantizerClient(Client):
     ) -> Iterator[JobEvent]:
         """Iterates over a job's history and then over what happens, up to the event with the final state.
 
-        A connection that is lost is made again, after the last event seen, until `reconnect_timeout` seconds have
-        passed since that event. `timeout` is the deadline of the whole watch; None: none.
+        A connection that is lost is made again, from the last event seen, until `reconnect_timeout` seconds have
+        passed since the loss. `timeout` is the deadline of the whole watch; None: none.
         """
         watch = JobWatch(job_id, after_sequence, timeout, reconnect_timeout, request_id)
         while not watch.ended:
