@@ -123,6 +123,8 @@ class InProcess:
     def close(self) -> None:
         """Stops the engine."""
         self._llm.shutdown()
+        # Its finalizer fails when the interpreter is already half gone.
+        del self._llm
 
 
 class Bitmill:

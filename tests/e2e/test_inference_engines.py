@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import grpc
@@ -172,3 +173,19 @@ def test_no_engine_outlives_a_server_that_was_killed(own_server: InferenceProces
     own_server.kill()
     assert own_server.wait() != 0
     assert outliving(processes) == []
+
+
+@pytest.mark.parametrize("how", ["close", "cancel", "deadline"])
+def test_the_engine_core_forgets_a_request_whose_caller_leaves(how: str, left: dict[str, dict[str, object]]) -> None:
+    """However the caller leaves, the engine's own process has no work afterwards."""
+    assert left[how] == {"while_running": True, "after": False, "num_running": 0}
+
+
+@pytest.fixture(scope="module")
+def left(inference_python: Path, tiny_checkpoint: Path) -> dict[str, dict[str, object]]:
+    """What the engine core had to do before and after callers left, looked at from inside."""
+    script = Path(__file__).parents[1] / "support/vllm_abort_check.py"
+    run = subprocess.run(
+        [inference_python, script, tiny_checkpoint], capture_output=True, text=True, timeout=240, check=True
+    )
+    return dict(json.loads(run.stdout.splitlines()[-1]))
