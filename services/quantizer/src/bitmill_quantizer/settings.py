@@ -46,8 +46,8 @@ class Settings(BaseSettings):
     concurrency: int = Field(default=1, ge=1, le=64)
     """Jobs that run at once."""
 
-    engine_python: Path = Path("services/quantizer/engines/llmcompressor/.venv/bin/python")
-    """Interpreter of the environment that the engine llmcompressor is installed in."""
+    engine_python: Path = Path(__file__).parents[2] / "engines/llmcompressor/.venv/bin/python"
+    """Interpreter of the environment that the engine llmcompressor is installed in. Default: the one of `make setup`."""
 
     engine_module: str = "bitmill_engine_llmcompressor"
     """Module that the interpreter runs as the engine."""
