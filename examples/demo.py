@@ -24,7 +24,7 @@ from bitmill.artifact.v1 import artifact_pb2
 from bitmill.client import InferenceClient, QuantizerClient
 
 QUESTION = "What is the capital of France?"
-# 576, the width of the example model, is a multiple of 32 and 64 and not of the default 128; 32 keeps a small model sane.
+# 576, the width of the example model, is no multiple of the default 128; of 32 and 64, 32 keeps a small model sane.
 RECIPES = {
     "W4A16": ["--scheme", "W4A16", "--group-size", "32"],
     "W8A8_INT8": ["--scheme", "W8A8_INT8"],
@@ -80,8 +80,8 @@ def _demo(checkpoint: Path, scheme: str, scratch: Path, logs: Path) -> int:
             source = inference.load_model(checkpoint.as_uri(), enforce_eager=True)
             source_speed = _tokens_per_second(inference, source.name)
     console.print(_comparison(artifact, source_speed, artifact_speed))
-    evaluation = artifact.evaluation
-    console.print(f"mean KL divergence {evaluation.mean_kl_divergence:.4f} nats, {evaluation.num_tokens} held-out tokens")
+    loss = artifact.evaluation
+    console.print(f"mean KL divergence {loss.mean_kl_divergence:.4f} nats over {loss.num_tokens} held-out tokens")
     if not answer.strip():
         console.print("the artifact answered nothing", style="bold red")
         return 1

@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     """Jobs that run at once."""
 
     engine_python: Path = Path(__file__).parents[2] / "engines/llmcompressor/.venv/bin/python"
-    """Interpreter of the environment that the engine llmcompressor is installed in. Default: the one of `make setup`."""
+    """Interpreter of the environment that the engine is installed in. Default: the one of `make setup`."""
 
     engine_module: str = "bitmill_engine_llmcompressor"
     """Module that the interpreter runs as the engine."""
