@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from compressed_tensors.offload.dispatch import remove_dispatch
 from transformers import CompressedTensorsConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -39,7 +40,9 @@ def evaluate(request: EvaluateRequest, events: EventWriter) -> dict[str, Any]:
     source = load_model(request.source_dir).to(device())
     require_context(source, request.window)
     # Activations stay quantized as they are when served; weights are unpacked once instead of at every step.
-    artifact = load_model(request.model_dir, quantization_config=CompressedTensorsConfig(dequantize=True)).to(device())
+    artifact = load_model(request.model_dir, quantization_config=CompressedTensorsConfig(dequantize=True))
+    # On a host with a GPU loading spreads the model by hooks, which leave what it answers on the processor.
+    artifact = remove_dispatch(artifact, onload_tensors=True).to(device())
     totals = Totals()
     for window in _windows(tokenizer, request.num_tokens, request.window):
         add_window(totals, source, artifact, torch.tensor(window, device=device()))
