@@ -48,6 +48,7 @@ check: .venv/.ready ## lint, types, protos, and whether the committed stubs are 
 bench: setup $(EXAMPLE)/config.json ## the benchmarks behind the README's numbers, into benchmarks/results/
 	$(INFERENCE)/.venv/bin/python benchmarks/streaming.py
 	.venv/bin/python benchmarks/transfer.py
+	PYTHONPATH=examples .venv/bin/python benchmarks/schemes.py --checkpoint $(EXAMPLE)
 
 .PHONY: protos
 protos: .venv/.ready ## write the client stubs again from protos/
@@ -67,23 +68,23 @@ lock: .venv/.ready ## resolve every lock file again from the pyproject files
 clean: ## remove what was built; the environments stay
 	rm -rf build
 
-# An environment is a virtualenv and a stamp, which is newer than the lock file that made it.
+# An environment is a virtualenv and a stamp, which is newer than the lock file and the packages' settings that made it.
 .PHONY: setup
 setup: .venv/.ready $(QUANTIZER)/.venv/.ready $(ENGINE)/.venv/.ready $(INFERENCE)/.venv/.ready ## make every environment from its lock file (a second run does nothing)
 
 .PHONY: setup-engine-llmcompressor
 setup-engine-llmcompressor: $(ENGINE)/.venv/.ready ## make the environment of the llm-compressor engine
 
-.venv/.ready: requirements/dev.lock
+.venv/.ready: requirements/dev.lock $(PACKAGES:%=%/pyproject.toml)
 	$(call make_environment,.venv,$<,$(PACKAGES))
 
-$(QUANTIZER)/.venv/.ready: $(QUANTIZER)/requirements.lock
+$(QUANTIZER)/.venv/.ready: $(QUANTIZER)/requirements.lock $(QUANTIZER)/pyproject.toml
 	$(call make_environment,$(@D),$<,clients/python services/common $(QUANTIZER))
 
-$(INFERENCE)/.venv/.ready: $(INFERENCE)/requirements-$(DEVICE).lock
+$(INFERENCE)/.venv/.ready: $(INFERENCE)/requirements-$(DEVICE).lock $(INFERENCE)/pyproject.toml
 	$(call make_environment,$(@D),$<,clients/python services/common $(INFERENCE))
 
-$(ENGINE)/.venv/.ready: $(ENGINE)/requirements-$(DEVICE).lock
+$(ENGINE)/.venv/.ready: $(ENGINE)/requirements-$(DEVICE).lock $(ENGINE)/pyproject.toml
 	$(call make_environment,$(@D),$<,$(ENGINE))
 
 $(EXAMPLE)/config.json: $(ENGINE)/.venv/.ready

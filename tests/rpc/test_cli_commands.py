@@ -388,6 +388,12 @@ class TestGlobal:
         )
         assert result.exit_code == 0
 
+    def test_a_closed_standard_output_is_no_failure(self, server: FakeServer) -> None:
+        server.on("ListModels", model_pb.ListModelsResponse())
+        command = [sys.executable, "-m", "bitmill.cli", "models", "list", "--inference", server.address]
+        done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
     def test_the_timeout_is_the_calls_deadline(self, server: FakeServer) -> None:
         server.on("ListModels", Hang())
         result = bitmill(server, "models", "list", "--timeout", "0.2")
@@ -413,6 +419,8 @@ class TestGlobal:
             ["generate", "hi", "--seed", str(2**63)],
             ["jobs", "list", "--state", "DONE"],
             ["jobs", "list", "--timeout"],
+            ["jobs", "list", "--limit", str(2**64)],
+            ["artifacts", "list", "--limit", str(2**64)],
             ["nonsense"],
         ],
     )

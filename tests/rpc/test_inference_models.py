@@ -140,9 +140,10 @@ async def test_models_are_listed_in_pages_by_name(server: Serving) -> None:
     rest = await server.models.ListModels(pb.ListModelsRequest(page_size=2, page_token=first.next_page_token))
     assert [model.name for model in (*first.models, *rest.models)] == ["a", "b", "c"]
     assert rest.next_page_token == ""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await server.models.ListModels(pb.ListModelsRequest(page_token="?"))
-    assert violations(caught.value) == {"page_token": "INVALID_PAGE_TOKEN"}
+    for token in ("?", "é", "////"):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.models.ListModels(pb.ListModelsRequest(page_token=token))
+        assert violations(caught.value) == {"page_token": "INVALID_PAGE_TOKEN"}
 
 
 @pytest.mark.parametrize("name", ["Tiny", "a--b", "-a", "a/b", "a" * 64, "ä"])

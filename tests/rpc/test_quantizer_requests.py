@@ -17,6 +17,7 @@ from bitmill_common.artifact import ArtifactFile
 from bitmill_common.artifacts import publish_manifest
 from bitmill_common.stores import Stores
 from bitmill_quantizer.jobs import JobError, JobState
+from bitmill_quantizer.paging import make_token
 from support.checkpoints import write_checkpoint
 from support.fake_job_board import FakeJobBoard
 from support.manifests import make_manifest
@@ -359,6 +360,45 @@ async def test_artifacts_are_listed_by_name_and_digest_page_by_page(quantizer: Q
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await page("beta", first.next_page_token)
     assert details(failure.value)[1].field_violations[0].field == "page_token"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "a\0", "a\nb", "..", "x" * 300, "É"])
+async def test_no_artifact_can_have_a_name_that_breaks_the_rule(quantizer: Quantizer, name: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await quantizer.artifacts.ListArtifacts(artifact_service_pb2.ListArtifactsRequest(name=name))
+    assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    [violation] = details(failure.value)[1].field_violations
+    assert (violation.field, violation.reason) == ("name", "INVALID_NAME")
+
+
+@pytest.mark.parametrize("time_ms", [-(2**62), 10**17, 2**70])
+async def test_a_token_of_no_time_is_refused(quantizer: Quantizer, time_ms: int) -> None:
+    """A made-up one of the right form."""
+    request = quantizer_service_pb2.ListQuantizationJobsRequest(page_token=make_token("", [time_ms, 0, "job-0"]))
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await quantizer.jobs.ListQuantizationJobs(request)
+    [violation] = details(failure.value)[1].field_violations
+    assert (violation.field, violation.reason) == ("page_token", "INVALID_PAGE_TOKEN")
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "vocab_size"])
+@pytest.mark.parametrize("value", ["x", [], -1, 0, True, 1.5, 10**40, float("inf"), float("nan")])
+async def test_a_size_that_is_none_is_a_fault_of_the_config(quantizer: Quantizer, field: str, value: object) -> None:
+    path = quantizer.place.source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    error = await refusal(quantizer, quantizer.place.spec())
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert details(error)[0].reason == "CONFIG_INVALID"
+    assert field in error.details()
+
+
+async def test_a_header_of_absurd_widths_is_answered(quantizer: Quantizer) -> None:
+    """A tensor without elements may have any width; what it would take is more than any server has."""
+    name = "model.layers.0.self_attn.q_proj.weight"
+    header = json.dumps({name: {"dtype": "F32", "shape": [0, 2**62], "data_offsets": [0, 0]}}).encode()
+    (quantizer.place.source / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    error = await refusal(quantizer, quantizer.place.spec())
+    assert details(error)[0].reason == "NOT_ENOUGH_MEMORY"
 
 
 async def test_verify_names_every_file_that_differs(quantizer: Quantizer) -> None:

@@ -18,6 +18,7 @@ from support.checkpoints import llama_shapes, write_checkpoint, write_safetensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SURROGATE = b'{"weight_map": {"\\ud800": "model-00001-of-00003.safetensors"}}'
 FIRST_SHARD = "model-00001-of-00003.safetensors"
 
 
@@ -153,7 +154,11 @@ def test_a_directory_without_config(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b"{}", b'{"architectures": []}', b'{"architectures": "A"}'],
+    [
+        *(b"", b"{", b"[]", b"null", b"NaN", b"\xff", b"[" * 100_000, b"{}"),
+        *(b'{"architectures": []}', b'{"architectures": "A"}', b'{"architectures": ["\\ud800"]}'),
+        b'{"architectures": ["A"], "quantization_config": {"quant_method": "\\ud800"}}',
+    ],
 )
 def test_a_config_that_is_none(directory: Path, content: bytes) -> None:
     (directory / "config.json").write_bytes(content)
@@ -224,7 +229,9 @@ def test_a_shard_that_is_no_file_beside_the_index(sharded: Path, shard: object) 
     refuse(sharded, "INDEX_INVALID")
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"weight_map": {}}', b'{"weight_map": []}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"weight_map": {}}', b'{"weight_map": []}', b"\xff", SURROGATE]
+)
 def test_an_index_that_is_none(sharded: Path, content: bytes) -> None:
     (sharded / INDEX).write_bytes(content)
     assert refuse(sharded, "INDEX_INVALID").metadata["file"] == INDEX
@@ -278,9 +285,12 @@ def tensor(dtype: object = "F32", shape: object = (2,), start: object = 0, stop:
         {"a": tensor(shape=[1], start=4), "b": tensor(shape=[1], start=4)},
         {"a": tensor(shape=[1], stop=4)},
         {"a": tensor(shape=[10**30, 0, 10**30], stop=1)},
+        {"a": tensor(shape=[0, 10**4000], stop=0)},
+        {"a": tensor(start=-(10**4299), stop=10**4299)},
+        b'{"\\ud800": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
         {},
     ],
-    ids=str,
+    ids=lambda header: str(header)[:80],
 )
 def test_a_header_that_cannot_be_right(directory: Path, header: bytes | dict[str, object]) -> None:
     """Tensors that overlap, leave gaps or do not have their bytes; the file holds 8 bytes of tensors."""

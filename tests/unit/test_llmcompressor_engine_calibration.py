@@ -100,6 +100,7 @@ def test_an_empty_file_is_too_small(tmp_path: Path) -> None:
     [
         (b"{", "is not JSON"),
         (b"\xff", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
         (b"[]", 'has no non-empty list "messages"'),
         (b'{"text": "hello"}', 'has no non-empty list "messages"'),
         (b'{"messages": []}', 'has no non-empty list "messages"'),

@@ -31,13 +31,15 @@ URI = "s3://bucket/artifacts/a/1/manifest.json"
 
 texts = st.text(max_size=20)
 counts = st.integers(0, 2**64 - 1)
+small_counts = st.integers(0, 2**32 - 1)
+sizes = st.integers(0, 2**50)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
 segments = st.text(
     st.characters(exclude_characters="/\\", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=10
 ).filter(lambda segment: segment not in (".", ".."))
 paths = st.lists(segments, min_size=1, max_size=3).map("/".join)
-files = st.lists(st.builds(ArtifactFile, paths, counts, digests), min_size=1, unique_by=lambda file: file.path).map(
+files = st.lists(st.builds(ArtifactFile, paths, sizes, digests), min_size=1, unique_by=lambda file: file.path).map(
     lambda found: tuple(sorted(found, key=lambda file: file.path))
 )
 recipes = st.builds(
@@ -58,9 +60,9 @@ manifests = st.builds(
     source_digest=texts,
     source_size_bytes=counts,
     recipe=recipes,
-    calibration=st.builds(Calibration, texts, counts, counts),
+    calibration=st.builds(Calibration, texts, small_counts, small_counts),
     calibration_digest=texts,
-    devices=st.lists(st.builds(DeviceSupport, st.sampled_from(Device), counts), max_size=3).map(tuple),
+    devices=st.lists(st.builds(DeviceSupport, st.sampled_from(Device), small_counts), max_size=3).map(tuple),
     evaluation=st.builds(Evaluation, numbers, numbers, numbers, counts),
     engine=texts,
     job_id=texts,
@@ -208,6 +210,14 @@ def test_a_field_of_another_type_is_invalid(path: tuple[str, ...]) -> None:
         with_value("2026-01-01T00:00:00", "create_time"),
         with_value(math.nan, "evaluation", "mean_kl_divergence"),
         with_value(math.inf, "evaluation", "source_perplexity"),
+        with_value(10**400, "evaluation", "source_perplexity"),
+        with_value("0001-01-01T00:00:00+14:00", "create_time"),
+        with_value("9999-12-31T23:59:59-14:00", "create_time"),
+        with_value("\ud800", "engine"),
+        with_value({"\ud800": "1"}, "versions"),
+        with_value(2**32, "devices", 0, "min_compute_capability"),
+        with_value(2**32, "calibration", "num_samples"),
+        with_value(2**32, "calibration", "max_sequence_length"),
     ],
 )
 def test_a_value_that_cannot_be_is_invalid(change: Callable[[Any], None]) -> None:
@@ -236,6 +246,16 @@ def test_a_path_that_comes_twice_is_invalid() -> None:
     def change(document: Any) -> None:
         document["files"] = [{"path": f.path, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in twice]
         document["digest"] = content_digest(twice)
+
+    refuse(change)
+
+
+def test_sizes_that_no_message_can_sum_up_are_invalid() -> None:
+    files = [ArtifactFile("a", 2**63, "0" * 64), ArtifactFile("b", 2**63, "0" * 64)]
+
+    def change(document: Any) -> None:
+        document["files"] = [{"path": f.path, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in files]
+        document["digest"] = content_digest(files)
 
     refuse(change)
 

@@ -55,6 +55,16 @@ def engine(directory: Path, *lines: str) -> EngineProcess:
     return EngineProcess("script", python, "engine_module", "`make setup` installs it")
 
 
+def test_an_interpreter_that_cannot_be_run_is_said_so(tmp_path: Path) -> None:
+    """The one that a virtual environment's script names may be gone."""
+    broken = engine(tmp_path)
+    (tmp_path / "python").write_text("#!/nowhere/python\n")
+    with pytest.raises(FailedPreconditionError) as raised:
+        quantize(broken, tmp_path)
+    assert raised.value.reason == "ENGINE_NOT_INSTALLED"
+    assert "`make setup` installs it" in raised.value.message
+
+
 def quantize(engine: EngineProcess, directory: Path, control: Control | None = None) -> QuantizeOutcome:
     return engine.quantize(
         directory / "source",

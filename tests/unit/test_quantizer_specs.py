@@ -85,7 +85,40 @@ def test_a_value_out_of_its_range_is_a_violation_of_its_field(change: dict[str, 
     assert [violation.field for violation in violations] == [field]
 
 
-@pytest.mark.parametrize("pattern", ["lm_head", r"re:.*\.layers\.(0|1)\..*", r"re:.*self_attn\.[qkv]_proj$"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        ".?" * 100 + "z",
+        "(.|.)" * 40 + "z",
+        "(?:.|.)" * 30 + "z",
+        "(?#[)(.*)*(.*)*(?#])z",
+        "(?x)#[\n(.*)*(.*)*#]\nz",
+        "(?P<a>.|.)" * 20 + "z",
+        "(.*)?" * 3 + ".?.?z",
+        "a{99999999999}",
+    ],
+)
+def test_an_expression_that_could_match_for_hours_or_cannot_be_compiled_is_refused(expression: str) -> None:
+    """Python's matcher holds every thread of the server while it runs."""
+    _, violations = complete(replace(DRAFT, ignore=(f"re:{expression}",)))
+    assert [(violation.field, violation.reason) for violation in violations] == [
+        ("spec.recipe.ignore[0]", "INVALID_PATTERN")
+    ]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "lm_head",
+        r"re:.*\.layers\.(0|1)\..*",
+        r"re:.*self_attn\.[qkv]_proj$",
+        r"re:.*(self_attn|mlp)\.(gate|up)_proj",
+        r"re:(?!.*mlp).*self_attn.*",
+        r"re:(?i).*MLP\..*?_proj",
+        r"re:.*layers\.1?\d\.",
+        r"re:model[]*.[]layers[^]*+?{|(].*",
+    ],
+)
 def test_common_patterns_are_taken(pattern: str) -> None:
     assert complete(replace(DRAFT, ignore=(pattern,)))[1] == []
 

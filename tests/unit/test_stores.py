@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bitmill_common.errors import FailedPreconditionError, InvalidArgumentError, PermissionDeniedError
+from bitmill_common.artifacts import list_manifests, publish_manifest
+from bitmill_common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, PermissionDeniedError
 from bitmill_common.object_store import ObjectInfo
 from bitmill_common.stores import StoreOptions, Stores
+from support.manifests import make_manifest
 
 
 @pytest.fixture
@@ -114,6 +116,18 @@ def test_the_links_of_a_hub_cache_are_followed(root: Path) -> None:
     assert store.read("config.json") == b"{}"
 
 
+def test_what_is_no_artifact_hides_none(root: Path, tmp_path: Path) -> None:
+    """A link out of the roots, a directory that no artifact can be called."""
+    store = Stores([root.as_uri()]).open(root.as_uri(), "uri")
+    uri = publish_manifest(store, make_manifest(name="m"))
+    (root / "artifacts" / "away").symlink_to(tmp_path / "secret")
+    (root / "artifacts" / "m" / "away").symlink_to(tmp_path / "secret")
+    for name in ("a\\b", "a\nb"):
+        (root / "artifacts" / name).mkdir()
+        (root / "artifacts" / "m" / name).mkdir()
+    assert [found for found, _ in list_manifests(store)] == [uri]
+
+
 def test_a_root_may_be_a_link(root: Path, tmp_path: Path) -> None:
     (tmp_path / "alias").symlink_to(root)
     stores = Stores([(tmp_path / "alias").as_uri()])
@@ -153,6 +167,15 @@ def test_a_local_path_is_where_the_object_lies(root: Path) -> None:
     store = open_root(root)
     assert store.local_path() == root / "model"
     assert store.local_path("config.json") == root / "model" / "config.json"
+
+
+@pytest.mark.parametrize("path", ["model/" + "x" * 300, "/".join(["x" * 200] * 30), "loop/config.json"])
+def test_a_path_that_no_file_can_have_is_not_found(root: Path, path: str) -> None:
+    """It is no passing trouble of the store, which would be tried again."""
+    (root / "loop").symlink_to("loop")
+    store = Stores([root.as_uri()]).open(root.as_uri(), "uri")
+    with pytest.raises(NotFoundError):
+        store.read(path)
 
 
 @pytest.mark.parametrize("uri", ["models", "file://host/a", "s3://", "file:///a?b"])

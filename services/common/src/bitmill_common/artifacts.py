@@ -10,6 +10,7 @@ import contextlib
 import enum
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,14 @@ import structlog
 from bitmill_common import manifest as manifests
 from bitmill_common import uris
 from bitmill_common.artifact import ArtifactFile, Manifest
-from bitmill_common.errors import DataLossError, FailedPreconditionError, NotFoundError
+from bitmill_common.errors import DataLossError, FailedPreconditionError, NotFoundError, PermissionDeniedError
 from bitmill_common.object_store import ObjectInfo, ObjectStore, OnBytes
 from bitmill_common.staging import is_staging, staged_directory, staged_file
 
 MANIFEST_NAME = "manifest.json"
 
 _ROOT = "artifacts"
+_HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_MANIFEST_BYTES = 64 * 2**20
 _CHUNK_BYTES = 8 * 2**20
 
@@ -135,7 +137,7 @@ def list_manifests(
     all others.
     """
     for artifact_name in [name] if name else store.list_directories(_ROOT):
-        for hex_digest in store.list_directories(f"{_ROOT}/{uris.check_file_name(artifact_name)}"):
+        for hex_digest in _list_digests(store, artifact_name):
             if (artifact_name, f"sha256:{hex_digest}") <= after:
                 continue
             path = artifact_path(artifact_name, hex_digest)
@@ -143,10 +145,22 @@ def list_manifests(
                 manifest = _read_manifest(store, path)
             except NotFoundError:
                 continue
-            except (DataLossError, FailedPreconditionError) as error:
+            except (DataLossError, FailedPreconditionError, PermissionDeniedError) as error:
                 _log.warning("manifest_unreadable", uri=uris.join(store.uri, path), reason=error.reason)
                 continue
             yield uris.join(store.uri, path), manifest
+
+
+def _list_digests(store: ObjectStore, artifact_name: str) -> list[str]:
+    """Returns the directories of a name that artifacts can lie in; none for a name that no artifact can have."""
+    try:
+        directories = store.list_directories(f"{_ROOT}/{uris.check_file_name(artifact_name)}")
+    except ValueError:
+        return []
+    except PermissionDeniedError as error:
+        _log.warning("artifacts_unreadable", name=artifact_name, reason=error.reason)
+        return []
+    return [name for name in directories if _HEX_DIGEST.fullmatch(name)]
 
 
 def verify_files(store: ObjectStore, manifest: Manifest, on_bytes: OnBytes = _ignore) -> list[FileFault]:

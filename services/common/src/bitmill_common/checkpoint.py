@@ -15,7 +15,7 @@ from typing import Any
 from bitmill_common import uris
 from bitmill_common.errors import FailedPreconditionError, NotFoundError
 from bitmill_common.object_store import ObjectInfo, ObjectStore
-from bitmill_common.safetensors import HeaderError, TensorInfo, read_header
+from bitmill_common.safetensors import HeaderError, TensorInfo, read_header, require_unicode
 
 __all__ = ["Checkpoint", "TensorInfo", "inspect_checkpoint"]
 
@@ -119,6 +119,7 @@ def _read_object(store: ObjectStore, info: ObjectInfo) -> dict[str, Any]:
         raise ValueError(f"has {info.size_bytes} bytes, more than {_MAX_JSON_BYTES}")
     try:
         document = json.loads(store.read(info.path))
+        require_unicode(document)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
     if not isinstance(document, dict):

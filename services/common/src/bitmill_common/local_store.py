@@ -179,6 +179,8 @@ class LocalStore:
         match error:
             case FileNotFoundError() | NotADirectoryError() | IsADirectoryError():
                 raise NotFoundError("OBJECT_NOT_FOUND", f"there is no object {uri}", metadata) from error
+            case OSError(errno=errno.ENAMETOOLONG | errno.ELOOP):
+                raise NotFoundError("OBJECT_NOT_FOUND", f"there can be no object {uri}: {cause}", metadata) from error
             case PermissionError():
                 raise PermissionDeniedError("STORE_ACCESS_DENIED", f"{uri}: {cause}", metadata) from error
         raise UnavailableError("STORE_UNAVAILABLE", f"{uri}: {cause}", metadata) from error

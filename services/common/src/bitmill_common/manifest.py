@@ -26,6 +26,7 @@ from bitmill_common.artifact import (
     Scheme,
 )
 from bitmill_common.errors import DataLossError, FailedPreconditionError
+from bitmill_common.safetensors import require_unicode
 
 FORMAT_VERSION = 1
 
@@ -104,6 +105,7 @@ def from_json(data: bytes, uri: str) -> Manifest:
     metadata = {"uri": uri}
     try:
         document = json.loads(data.decode(), parse_constant=_refuse_constant)
+        require_unicode(document)
         version = _take(document, "format_version", int)
         if version > FORMAT_VERSION:
             raise FailedPreconditionError(
@@ -112,7 +114,7 @@ def from_json(data: bytes, uri: str) -> Manifest:
                 metadata | {"format_version": str(version), "supported_format_version": str(FORMAT_VERSION)},
             )
         return _parse(document)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise DataLossError("MANIFEST_INVALID", f"{uri} is not a valid manifest: {error}", metadata) from error
 
 
@@ -134,8 +136,8 @@ def _parse(document: object) -> Manifest:
         recipe=_parse_recipe(_take(document, "recipe", dict)),
         calibration=Calibration(
             uri=_take(calibration, "uri", str),
-            num_samples=_take_count(calibration, "num_samples"),
-            max_sequence_length=_take_count(calibration, "max_sequence_length"),
+            num_samples=_take_count(calibration, "num_samples", bits=32),
+            max_sequence_length=_take_count(calibration, "max_sequence_length", bits=32),
         ),
         calibration_digest=_take(calibration, "digest", str),
         devices=tuple(_parse_device(device) for device in _take(document, "devices", list)),
@@ -153,6 +155,7 @@ def _check_files(manifest: Manifest) -> None:
     _check(bool(manifest.files), "files must not be empty")
     paths = [file.path for file in manifest.files]
     _check(len(set(paths)) == len(paths), "files names a path twice")
+    _check(manifest.size_bytes < 2**64, "files must have less than 2**64 bytes in all")
     _check(manifest.digest == content_digest(manifest.files), "digest is not that of the files")
 
 
@@ -188,7 +191,7 @@ def _take_group_size(value: object) -> int:
 
 
 def _parse_device(value: object) -> DeviceSupport:
-    return DeviceSupport(Device(_take(value, "device", str)), _take_count(value, "min_compute_capability"))
+    return DeviceSupport(Device(_take(value, "device", str)), _take_count(value, "min_compute_capability", bits=32))
 
 
 def _parse_evaluation(value: object) -> Evaluation:
@@ -220,9 +223,9 @@ def _take(value: object, key: str, kind: type) -> Any:
     return field
 
 
-def _take_count(value: object, key: str) -> int:
+def _take_count(value: object, key: str, *, bits: int = 64) -> int:
     count: int = _take(value, key, int)
-    _check(0 <= count < 2**64, f"{key} must be from 0 to 2**64 - 1")
+    _check(0 <= count < 2**bits, f"{key} must be from 0 to 2**{bits} - 1")
     return count
 
 

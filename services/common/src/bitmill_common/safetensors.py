@@ -13,6 +13,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 _FIRST_READ_BYTES = 256 * 2**10
 _LENGTH_BYTES = 8
+_SIZE_LIMIT = 1 << 63
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -60,9 +61,15 @@ def read_header(store: ObjectStore, info: ObjectInfo) -> dict[str, TensorInfo]:
     return _parse_header(head[_LENGTH_BYTES:end], info.path, info.size_bytes - end)
 
 
+def require_unicode(document: object) -> None:
+    """Raises `ValueError` for parsed JSON with an escaped lone surrogate, which no message can carry."""
+    json.dumps(document, ensure_ascii=False).encode()
+
+
 def _parse_header(data: bytes, file: str, data_bytes: int) -> dict[str, TensorInfo]:
     try:
         header = json.loads(data)
+        require_unicode(header)
     except (ValueError, RecursionError) as error:
         raise HeaderError("MALFORMED", "its header is not JSON") from error
     if not isinstance(header, dict):
@@ -90,9 +97,9 @@ def _parse_tensor(name: str, entry: object, file: str) -> tuple[tuple[int, int],
             raise HeaderError("MALFORMED", f"tensor {name} lacks a dtype, shape or data_offsets")
     if dtype not in DTYPE_BITS:
         raise HeaderError("MALFORMED", f"tensor {name} has the unknown dtype {dtype}")
-    if not all(type(size) is int and size >= 0 for size in shape):
-        raise HeaderError("MALFORMED", f"tensor {name} has the shape {shape}")
+    if not all(type(size) is int and 0 <= size < _SIZE_LIMIT for size in (*shape, start, stop)):
+        raise HeaderError("MALFORMED", f"tensor {name} has sizes or offsets that are none")
     tensor = TensorInfo(dtype, tuple(shape), file)
-    if start < 0 or (stop - start) * 8 != tensor.num_elements * DTYPE_BITS[dtype]:
+    if (stop - start) * 8 != tensor.num_elements * DTYPE_BITS[dtype]:
         raise HeaderError("MALFORMED", f"tensor {name} has {stop - start} bytes, which {dtype} {shape} does not have")
     return (start, stop), tensor

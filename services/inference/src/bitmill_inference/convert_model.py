@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -75,7 +74,7 @@ def _encode_token(name: str) -> str:
 def _decode_token(token: str) -> str:
     try:
         return base64.b64decode(token, altchars=b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeError) as error:
+    except ValueError as error:
         violation = FieldViolation("page_token", "is not a token that ListModels returned", "INVALID_PAGE_TOKEN")
         raise InvalidArgumentError([violation]) from error
 

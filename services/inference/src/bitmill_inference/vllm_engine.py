@@ -150,7 +150,7 @@ class VllmEngine:
             case TextPrompt(text=text):
                 characters = len(text)
             case ChatPrompt(messages=messages):
-                characters = sum(len(message.content) for message in messages)
+                characters = sum(len(message.role) + len(message.content) for message in messages)
         # Spares the tokenizer a text that cannot fit whatever its tokens are.
         if characters > self._max_prompt_characters:
             raise InvalidArgumentError(

@@ -13,7 +13,7 @@ from bitmill_common.artifact import Manifest
 from bitmill_common.artifacts import FileFault
 from bitmill_common.errors import CancelledError, FieldViolation, InvalidArgumentError
 from bitmill_common.stores import Stores
-from bitmill_quantizer import paging
+from bitmill_quantizer import paging, specs
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class ArtifactCatalog:
         return await asyncio.to_thread(self._list, name, paging.page_size(page_size), page_token)
 
     def _list(self, name: str, size: int, page_token: str) -> ArtifactPage:
+        if name and not specs.is_artifact_name(name):
+            raise InvalidArgumentError([FieldViolation("name", f"must be {specs.NAME_RULE}", "INVALID_NAME")])
         after = ("", "")
         if page_token:
             last_name, last_digest = paging.read_token(page_token, name, (str, str))

@@ -52,11 +52,14 @@ class EngineProcess:
     def require_installed(self) -> None:
         """Raises `FailedPreconditionError` ENGINE_NOT_INSTALLED, which says how to install it."""
         if not os.access(self._python, os.X_OK):
-            raise FailedPreconditionError(
-                "ENGINE_NOT_INSTALLED",
-                f"the engine {self.name} is not installed: there is no {self._python}; {self._install_hint}",
-                {"engine": self.name},
-            )
+            raise self._not_installed(f"there is no {self._python}")
+
+    def _not_installed(self, cause: str) -> FailedPreconditionError:
+        return FailedPreconditionError(
+            "ENGINE_NOT_INSTALLED",
+            f"the engine {self.name} is not installed: {cause}; {self._install_hint}",
+            {"engine": self.name},
+        )
 
     def quantize(
         self,
@@ -126,15 +129,7 @@ class EngineProcess:
         )
         log_path = directory / _LOG_NAME
         with log_path.open("wb") as engine_log:
-            process = subprocess.Popen(
-                [self._python, "-m", self._module, request_path],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=engine_log,
-                env=_environment(),
-                cwd=directory,
-                start_new_session=True,
-            )
+            process = self._start(request_path, engine_log)
         log.info("engine_started", engine=self.name, operation=operation, pid=process.pid)
         last: Event | None = None
         with _ended_with_its_group(process):
@@ -146,6 +141,21 @@ class EngineProcess:
             _wait_for_exit(process, _EXIT_GRACE_S, control.check)
         log.info("engine_ended", engine=self.name, operation=operation, exit_status=process.returncode)
         return self._result(process.returncode, last, log_path)
+
+    def _start(self, request_path: Path, engine_log: IO[bytes]) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                [self._python, "-m", self._module, request_path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=engine_log,
+                env=_environment(),
+                cwd=request_path.parent,
+                start_new_session=True,
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            # A virtual environment whose own interpreter is gone.
+            raise self._not_installed(f"{self._python} cannot be run: {error.strerror}") from error
 
     def _result(self, status: int, last: Event | None, log_path: Path) -> Event:
         if last is not None and last["event"] == "error":

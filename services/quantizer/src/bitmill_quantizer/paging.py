@@ -12,6 +12,9 @@ from bitmill_common.errors import FieldViolation, InvalidArgumentError
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
 
+# The last year of a datetime is 9999.
+_END_OF_TIME_MS = 253_000_000_000_000
+
 
 def page_size(requested: int) -> int:
     """Returns the page size to use for the requested one, where 0 stands for the default."""
@@ -28,10 +31,22 @@ def read_token(token: str, query: str, types: tuple[type, ...]) -> list[str | in
     """Returns the position in a token. `InvalidArgumentError` when no page of this query ended with it."""
     parts = _decode(token)
     if [type(part) for part in parts] != [str, *types] or parts[0] != _digest(query):
-        raise InvalidArgumentError(
-            [FieldViolation("page_token", "is not a next_page_token of this query", "INVALID_PAGE_TOKEN")]
-        )
+        raise _invalid_token()
     return parts[1:]
+
+
+def require_time(part: str | int) -> int:
+    """Returns milliseconds since 1970 from a token. `InvalidArgumentError` for what no job can have been made at."""
+    time_ms = int(part)
+    if not 0 <= time_ms < _END_OF_TIME_MS:
+        raise _invalid_token()
+    return time_ms
+
+
+def _invalid_token() -> InvalidArgumentError:
+    return InvalidArgumentError(
+        [FieldViolation("page_token", "is not a next_page_token of this query", "INVALID_PAGE_TOKEN")]
+    )
 
 
 def _decode(token: str) -> list[str | int]:

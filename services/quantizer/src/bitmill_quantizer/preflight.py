@@ -48,6 +48,9 @@ _LOGIT_BYTES = 4
 _WEIGHT_SHAPE_BYTES = 16
 # Python, torch and transformers themselves, before any weight is loaded.
 _RUNTIME_BYTES = 1 << 30
+# A tensor without elements may have any width. More than any server has, and two of them fit a uint64.
+_MAX_ESTIMATE_BYTES = 1 << 62
+_SIZE_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,9 @@ def checkpoint_problems(checkpoint: Checkpoint) -> Iterator[Problem]:
             f"the checkpoint is quantized already (quant_method {method}); start from the original",
             metadata={"quant_method": method},
         )
+    for field in ("hidden_size", "vocab_size"):
+        if checkpoint.config.get(field) is not None and _config_size(checkpoint, field) is None:
+            yield Problem("", "CONFIG_INVALID", f"the checkpoint's config.json has a {field} that is no size")
     if not linear_layers(checkpoint):
         yield Problem("", "NO_LINEAR_LAYERS", "the checkpoint has no Linear layer to quantize")
 
@@ -223,8 +229,8 @@ def estimate(checkpoint: Checkpoint, recipe: Recipe, calibration: Calibration) -
     before = sum(_tensor_bytes(checkpoint, f"{name}.weight") for name in targets)
     after = sum(_quantized_bytes(shape, recipe, bits) for shape in targets.values())
     artifact = checkpoint.size_bytes - before + after
-    hidden = int(checkpoint.config.get("hidden_size") or 0)
-    vocabulary = int(checkpoint.config.get("vocab_size") or 0)
+    hidden = _config_size(checkpoint, "hidden_size") or 0
+    vocabulary = _config_size(checkpoint, "vocab_size") or 0
     num_tokens = calibration.num_samples * calibration.max_sequence_length
     hessians = _hessian_bytes_of_largest_layer(targets)
     quantizing = checkpoint.size_bytes + hessians + 2 * num_tokens * hidden * _SCALE_BYTES
@@ -232,9 +238,14 @@ def estimate(checkpoint: Checkpoint, recipe: Recipe, calibration: Calibration) -
     return Estimate(
         num_quantized_parameters=sum(rows * columns for rows, columns in targets.values()),
         num_quantized_modules=len(targets),
-        artifact_size_bytes=artifact,
-        host_memory_bytes=_RUNTIME_BYTES + max(quantizing, evaluating),
+        artifact_size_bytes=min(artifact, _MAX_ESTIMATE_BYTES),
+        host_memory_bytes=min(_RUNTIME_BYTES + max(quantizing, evaluating), _MAX_ESTIMATE_BYTES),
     )
+
+
+def _config_size(checkpoint: Checkpoint, field: str) -> int | None:
+    size = checkpoint.config.get(field)
+    return size if type(size) is int and 0 < size < _SIZE_LIMIT else None
 
 
 def _tensor_bytes(checkpoint: Checkpoint, name: str) -> int:

@@ -90,8 +90,9 @@ class QuantizationService:
         query = ",".join(sorted({state.value for state in states}))
         after = None
         if page_token:
-            seconds, milliseconds, job_id = paging.read_token(page_token, query, (int, int, str))
-            after = JobPosition((int(seconds), int(milliseconds), str(job_id)))
+            *times, job_id = paging.read_token(page_token, query, (int, int, str))
+            created_ms, own_ms = map(paging.require_time, times)
+            after = JobPosition((created_ms, own_ms, str(job_id)))
         page = await asyncio.to_thread(self._board.list, states, paging.page_size(page_size), after)
         token = paging.make_token(query, list(page.next_position.key)) if page.next_position else ""
         return JobPage(page.jobs, token)

@@ -30,9 +30,14 @@ REGEX_PREFIX = "re:"
 
 T = TypeVar("T")
 
+NAME_RULE = f"1 to {MAX_NAME_CHARACTERS} lower-case letters, digits and single '-', '_' or '.' between them"
+
 _NAME = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*")
-_ESCAPED = re.compile(r"\\.|\[[^\]]*\]")
+# Escapes and character classes, by the grammar of Python's `re`: what looks like syntax in them is none.
+_LITERAL = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_GROUP_START = re.compile(r"\((?:\?(?::|<?[=!]))?")
 _MAX_REPETITIONS = 3
+_MAX_CHOICES = 4
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class SpecDraft:
     num_samples: int | None = None
     max_sequence_length: int | None = None
     evaluation_tokens: int | None = None
+
+
+def is_artifact_name(name: str) -> bool:
+    """Whether an artifact may have that name: it follows `NAME_RULE`."""
+    return len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name) is not None
 
 
 def complete(draft: SpecDraft) -> tuple[QuantizationSpec | None, list[FieldViolation]]:
@@ -107,12 +117,8 @@ def _identity_violations(draft: SpecDraft) -> Iterator[FieldViolation]:
         yield FieldViolation("spec.source_uri", f"has more than {MAX_URI_CHARACTERS} characters", "INVALID_URI")
     if not draft.artifact_name:
         yield FieldViolation("spec.artifact_name", "is required", "REQUIRED")
-    elif len(draft.artifact_name) > MAX_NAME_CHARACTERS or not _NAME.fullmatch(draft.artifact_name):
-        yield FieldViolation(
-            "spec.artifact_name",
-            f"must be 1 to {MAX_NAME_CHARACTERS} lower-case letters, digits and single '-', '_' or '.' between them",
-            "INVALID_NAME",
-        )
+    elif not is_artifact_name(draft.artifact_name):
+        yield FieldViolation("spec.artifact_name", f"must be {NAME_RULE}", "INVALID_NAME")
 
 
 def _recipe_violations(draft: SpecDraft) -> Iterator[FieldViolation]:
@@ -185,10 +191,22 @@ def _pattern_fault(pattern: str) -> str:
     expression = pattern.removeprefix(REGEX_PREFIX)
     try:
         re.compile(expression)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         return f"is not a regular expression: {error}"
-    # Python's matcher backtracks: a repeated group or many repetitions could hold the whole server for hours.
-    plain = _ESCAPED.sub("x", expression)
-    if re.search(r"\)[*+{]", plain) or len(re.findall(r"[*+{]", plain)) > _MAX_REPETITIONS:
+    return _backtracking_fault(expression)
+
+
+def _backtracking_fault(expression: str) -> str:
+    """Python's matcher backtracks, and holds every thread while it does: many ways to match could take it for hours."""
+    plain = _GROUP_START.sub("(", _LITERAL.sub("x", expression).replace("(?i)", ""))
+    if "(?" in plain:
+        return "may have no comment, no named or conditional group, and no flag but (?i)"
+    # Lazy and possessive forms count once.
+    plain = re.sub(r"([*+?}])[?+]", r"\1", plain)
+    num_repetitions = len(re.findall(r"[*+{]", plain))
+    if re.search(r"\)[*+{]", plain) or num_repetitions > _MAX_REPETITIONS:
         return f"may repeat no group and have at most {_MAX_REPETITIONS} of *, + and {{}}"
+    num_choices = num_repetitions + plain.count("?") + (plain.count("(") if "|" in plain else 0)
+    if num_choices > _MAX_CHOICES:
+        return f"may have at most {_MAX_CHOICES} of *, +, ?, {{}} and, where there is a |, groups"
     return ""

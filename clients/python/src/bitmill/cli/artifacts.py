@@ -23,7 +23,7 @@ ArtifactUri = Annotated[str, typer.Argument(metavar="URI", help="The artifact: a
 def list_artifacts(
     context: typer.Context,
     name: Annotated[str, typer.Option(help="Only artifacts of this name.")] = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=2**31, help="At most this many.")] = None,
 ) -> None:
     """List artifacts by name and digest."""
     session = session_of(context)

@@ -29,7 +29,7 @@ def list_jobs(
     state: Annotated[
         list[StateName] | None, typer.Option(case_sensitive=False, help="Only jobs in this state. May be repeated.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=2**31, help="At most this many.")] = None,
 ) -> None:
     """List jobs, newest first."""
     session = session_of(context)

@@ -21,7 +21,9 @@ _PIPE_WIDTH = 10_000
 def console(*, stderr: bool = False) -> Console:
     """Returns a console on standard output or error as they are now."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
+    # None: closed by the caller, who wants none of it.
+    is_terminal = stream is not None and stream.isatty()
+    return Console(file=stream, highlight=False, width=None if is_terminal else _PIPE_WIDTH)
 
 
 def emit(message: Message) -> None:

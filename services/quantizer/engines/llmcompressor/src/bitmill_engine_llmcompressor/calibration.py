@@ -129,7 +129,7 @@ def _tokenized_chats(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
 def _parse_messages(path: Path, number: int, line: bytes) -> list[dict[str, str]]:
     try:
         value = json.loads(line)
-    except ValueError as error:  # also UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # also UnicodeDecodeError
         raise _invalid(path, number, f"is not JSON: {error}") from error
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not messages:
