@@ -180,6 +180,17 @@ def test_what_the_model_cannot_take_is_refused_alike_on_both_kinds_of_call(
     assert unary(inference_server, **GREEDY, max_tokens=1)[1].completion_tokens == 1
 
 
+@pytest.mark.parametrize("message", [{"role": "x" * 10_000_000}, {"role": "user", "content": "x" * 10_000_000}])
+def test_a_conversation_that_cannot_fit_is_refused_before_it_is_tokenized(
+    message: dict[str, str], inference_server: InferenceProcess
+) -> None:
+    """By its characters, wherever they are."""
+    with pytest.raises(grpc.RpcError) as caught:
+        inference_server.inference.ChatUnary(pb.ChatUnaryRequest(model="tiny", messages=[message]))
+    assert violations(caught.value) == {"messages": "PROMPT_TOO_LONG"}
+    assert "characters" in caught.value.details()
+
+
 def test_an_unknown_model_is_not_found(inference_server: InferenceProcess) -> None:
     """The loaded ones are named."""
     with pytest.raises(grpc.RpcError) as caught:

@@ -288,6 +288,7 @@ def tensor(dtype: object = "F32", shape: object = (2,), start: object = 0, stop:
         {"a": tensor(shape=[0, 10**4000], stop=0)},
         {"a": tensor(start=-(10**4299), stop=10**4299)},
         b'{"\\ud800": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        {"a" * 513: tensor(shape=[2], stop=8)},
         {},
     ],
     ids=lambda header: str(header)[:80],

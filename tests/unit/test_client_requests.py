@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bitmill import aio, client, inference_calls, methods, quantizer_calls, requests
+from bitmill import QuantizerClient, aio, client, inference_calls, methods, quantizer_calls, requests
 from bitmill.artifact.v1.recipe_pb2 import Calibration, Recipe, Scheme
 from bitmill.errors import RequestValueError
 from bitmill.inference.v1.generation_pb2 import ChatMessage, SamplingParams
@@ -123,6 +123,13 @@ def test_zero_and_false_are_sent() -> None:
     params = requests.sampling_params({"temperature": 0, "ignore_eos": False, "seed": 0})
     assert params is not None
     assert all(params.HasField(name) for name in ("temperature", "ignore_eos", "seed"))
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:0", "127.0.0.1:65536", "localhost:99999"])
+def test_an_address_that_gRPC_would_take_for_another_is_refused(address: str) -> None:  # noqa: N802
+    """gRPC connects to port 99999 modulo 65536."""
+    with pytest.raises(RequestValueError, match="host:port"):
+        QuantizerClient(address)
 
 
 def test_messages_are_text_mappings_or_protobuf() -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from bitmill_common.artifacts import list_manifests, publish_manifest
-from bitmill_common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, PermissionDeniedError
+from bitmill_common.errors import (
+    BitmillError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+)
 from bitmill_common.object_store import ObjectInfo
 from bitmill_common.stores import StoreOptions, Stores
 from support.manifests import make_manifest
@@ -126,6 +134,37 @@ def test_what_is_no_artifact_hides_none(root: Path, tmp_path: Path) -> None:
         (root / "artifacts" / name).mkdir()
         (root / "artifacts" / "m" / name).mkdir()
     assert [found for found, _ in list_manifests(store)] == [uri]
+
+
+def test_a_manifest_at_anothers_place_is_not_listed(root: Path) -> None:
+    """Pages go on from name and digest; one that lies about them would send a caller round in circles."""
+    store = Stores([root.as_uri()]).open(root.as_uri(), "uri")
+    uri = publish_manifest(store, make_manifest(name="m"))
+    (root / "artifacts" / "zz").symlink_to(root / "artifacts" / "m")
+    assert [found for found, _ in list_manifests(store)] == [uri]
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (errno.ENOSPC, ResourceExhaustedError),
+        (errno.EDQUOT, ResourceExhaustedError),
+        (errno.EROFS, PermissionDeniedError),
+    ],
+)
+def test_a_disk_that_takes_nothing_more_is_told_apart_from_one_that_is_away(
+    number: int, error: type[BitmillError], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller tries again what is unavailable; a full or read-only disk stays so."""
+    store = open_root(root)
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("bitmill_common.staging.os.fsync", refuse)
+    with pytest.raises(error):
+        store.write("new", b"x")
+    assert not (root / "model" / "new").exists()
 
 
 def test_a_root_may_be_a_link(root: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Client:
         metadata: Sequence[tuple[str, str | bytes]] = (),
         options: Sequence[tuple[str, str | int]] = (),
     ) -> None:
-        self.address = address
+        self.address = methods.checked_address(address)
         self._timeout = timeout
         self._metadata = tuple(metadata)
         channel_options = methods.channel_options(options)

@@ -238,6 +238,17 @@ def checked_request_id(request_id: str = "") -> str:
     return request_id or uuid.uuid4().hex
 
 
+def checked_address(address: str) -> str:
+    """Returns a server's address; RequestValueError for an empty one and for a port that there is not.
+
+    gRPC takes a port above 65535 modulo 65536, which may be another server's.
+    """
+    port = address.rpartition(":")[2]
+    if not address or (port.isdecimal() and not 0 < int(port) < 1 << 16):
+        raise RequestValueError(f"an address is host:port with a port from 1 to 65535, not {address!r}")
+    return address
+
+
 def documented_by(build: Callable[..., Call[Any]], method: F) -> F:
     """Gives a client's method the name, the documentation and the parameters of the function that builds its call."""
     signature = inspect.signature(build)

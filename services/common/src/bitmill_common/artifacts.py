@@ -133,8 +133,8 @@ def list_manifests(
     """Yields URI and manifest of every artifact below the artifact root, or of those called `name`.
 
     Ordered by name and digest, beginning after the pair `after`, and read as they are asked for. Directories without a
-    manifest are not artifacts; a manifest that cannot be read as one is logged and left out, so that it does not hide
-    all others.
+    manifest are not artifacts; a manifest that cannot be read as one, or lies at another's place, is logged and left
+    out, so that it does not hide all others.
     """
     for artifact_name in [name] if name else store.list_directories(_ROOT):
         for hex_digest in _list_digests(store, artifact_name):
@@ -147,6 +147,10 @@ def list_manifests(
                 continue
             except (DataLossError, FailedPreconditionError, PermissionDeniedError) as error:
                 _log.warning("manifest_unreadable", uri=uris.join(store.uri, path), reason=error.reason)
+                continue
+            if (manifest.name, manifest.digest) != (artifact_name, f"sha256:{hex_digest}"):
+                # Pages go on from a manifest's name and digest, which must therefore be those of its place.
+                _log.warning("manifest_misplaced", uri=uris.join(store.uri, path), name=manifest.name)
                 continue
             yield uris.join(store.uri, path), manifest
 

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from bitmill_common import uris
-from bitmill_common.errors import FailedPreconditionError, NotFoundError, PermissionDeniedError, UnavailableError
+from bitmill_common.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from bitmill_common.object_store import ObjectInfo, OnBytes
 from bitmill_common.staging import is_staging, staged_file
 
@@ -181,6 +187,8 @@ class LocalStore:
                 raise NotFoundError("OBJECT_NOT_FOUND", f"there is no object {uri}", metadata) from error
             case OSError(errno=errno.ENAMETOOLONG | errno.ELOOP):
                 raise NotFoundError("OBJECT_NOT_FOUND", f"there can be no object {uri}: {cause}", metadata) from error
-            case PermissionError():
+            case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+                raise ResourceExhaustedError("DISK_FULL", f"{uri}: {cause}", metadata) from error
+            case PermissionError() | OSError(errno=errno.EROFS):
                 raise PermissionDeniedError("STORE_ACCESS_DENIED", f"{uri}: {cause}", metadata) from error
         raise UnavailableError("STORE_UNAVAILABLE", f"{uri}: {cause}", metadata) from error

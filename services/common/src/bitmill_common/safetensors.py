@@ -14,6 +14,8 @@ MAX_HEADER_BYTES = 100_000_000
 _FIRST_READ_BYTES = 256 * 2**10
 _LENGTH_BYTES = 8
 _SIZE_LIMIT = 1 << 63
+# Several times what models have; patterns are matched against names, in time that grows faster than their length.
+_MAX_NAME_CHARACTERS = 512
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -90,6 +92,8 @@ def _parse_header(data: bytes, file: str, data_bytes: int) -> dict[str, TensorIn
 
 
 def _parse_tensor(name: str, entry: object, file: str) -> tuple[tuple[int, int], TensorInfo]:
+    if len(name) > _MAX_NAME_CHARACTERS:
+        raise HeaderError("MALFORMED", f"tensor {name[:40]}… has a name of {len(name)} characters")
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
             pass

@@ -28,7 +28,7 @@ def require_device(supported: Sequence[DeviceSupport], server: ServerDevice, wha
     for support in supported:
         if support.device is server.device and support.min_compute_capability <= server.compute_capability:
             return
-    needed = " or ".join(_describe(support) for support in supported) or "a device that no manifest names"
+    needed = " or ".join(_describe(support) for support in supported) or "a device that its manifest does not name"
     raise FailedPreconditionError(
         "DEVICE_UNSUPPORTED",
         f"{what} needs {needed}; this server has {server}",
