@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
-from typing import NoReturn
 
 import uvloop
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-from pydantic_settings import CliApp
 
 from bitmill.inference.v1 import (
     inference_service_pb2,
@@ -22,7 +18,8 @@ from bitmill_common.errors import BitmillError
 from bitmill_common.health import HealthServicer
 from bitmill_common.logs import configure_logging
 from bitmill_common.server import Binding, GrpcServer, serve_until_signal
-from bitmill_common.stores import StoreOptions, Stores
+from bitmill_common.settings import exit_for_settings, read_settings
+from bitmill_common.stores import Stores
 from bitmill_inference.artifact_source import ArtifactSource
 from bitmill_inference.engine_options import EngineOptions
 from bitmill_inference.engine_process import LOG_LEVEL_VARIABLE
@@ -51,13 +48,11 @@ _OVERRULING_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 def main() -> None:
     """Runs the server; exit code 2 for settings that cannot be used, 1 when it cannot start."""
+    settings = read_settings(Settings)
     try:
-        settings = CliApp.run(Settings)
-        stores = Stores(settings.model_roots, _store_options(settings))
-    except ValidationError as error:
-        _exit_for_settings("; ".join(_describe(problem) for problem in error.errors()))
+        stores = Stores(settings.model_roots, settings.store_options)
     except ValueError as error:
-        _exit_for_settings(str(error))
+        exit_for_settings(Settings, str(error))
     configure_logging(settings.log_level)
     _prepare_environment(settings.log_level)
     try:
@@ -104,26 +99,10 @@ async def _serve(settings: Settings, stores: Stores) -> None:
     )
 
 
-def _store_options(settings: Settings) -> StoreOptions:
-    return StoreOptions(
-        s3_endpoint=settings.s3_endpoint, s3_region=settings.s3_region, s3_allow_http=settings.s3_allow_http
-    )
-
-
 def _prepare_environment(log_level: str) -> None:
     os.environ.update(_ENVIRONMENT)
     os.environ[LOG_LEVEL_VARIABLE] = log_level
     os.environ.pop(_OVERRULING_VARIABLE, None)
-
-
-def _describe(problem: ErrorDetails) -> str:
-    name = "_".join(str(part) for part in problem["loc"]).upper()
-    return f"BITMILL_INFERENCE_{name}: {problem['msg']}, got {problem.get('input')!r}"
-
-
-def _exit_for_settings(problem: str) -> NoReturn:
-    print(f"bitmill-inference: {problem}", file=sys.stderr)  # noqa: T201
-    sys.exit(2)
 
 
 if __name__ == "__main__":

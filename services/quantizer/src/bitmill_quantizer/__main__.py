@@ -7,18 +7,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import NoReturn
-
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-from pydantic_settings import CliApp
 
 from bitmill.artifact.v1 import artifact_service_pb2, artifact_service_pb2_grpc
 from bitmill.quantizer.v1 import quantizer_service_pb2, quantizer_service_pb2_grpc
 from bitmill_common.errors import BitmillError
 from bitmill_common.logs import configure_logging
 from bitmill_common.server import Binding, GrpcServer, serve_until_signal
-from bitmill_common.stores import StoreOptions, Stores
+from bitmill_common.settings import exit_for_settings, read_settings
+from bitmill_common.stores import Stores
 from bitmill_quantizer import pipeline
 from bitmill_quantizer.artifact_servicer import ArtifactServicer
 from bitmill_quantizer.catalog import ArtifactCatalog
@@ -39,13 +35,11 @@ _CALL_THREADS = 32
 
 def main() -> None:
     """Runs the server; exit code 2 for settings that cannot be used, 1 when it cannot start."""
+    settings = read_settings(Settings)
     try:
-        settings = CliApp.run(Settings)
         shop = build_workshop(settings)
-    except ValidationError as error:
-        _exit_for_settings("; ".join(_describe(problem) for problem in error.errors()))
     except ValueError as error:
-        _exit_for_settings(str(error))
+        exit_for_settings(Settings, str(error))
     configure_logging(settings.log_level)
     try:
         asyncio.run(_serve(settings, shop))
@@ -55,11 +49,8 @@ def main() -> None:
 
 def build_workshop(settings: Settings) -> Workshop:
     """Wires what jobs work with. `ValueError` for roots or store options that cannot be used."""
-    options = StoreOptions(
-        s3_endpoint=settings.s3_endpoint, s3_region=settings.s3_region, s3_allow_http=settings.s3_allow_http
-    )
-    sources = Stores(settings.source_roots, options)
-    artifacts = Stores([settings.artifact_root], options)
+    sources = Stores(settings.source_roots, settings.store_options)
+    artifacts = Stores([settings.artifact_root], settings.store_options)
     engine = EngineProcess(ENGINE, settings.engine_python, settings.engine_module, _INSTALL_HINT)
     root = artifacts.open(settings.artifact_root, "artifact_root")
     planner = Planner(sources, root, engine, LinuxHost(), settings.work_dir)
@@ -104,16 +95,6 @@ async def _serve(settings: Settings, shop: Workshop) -> None:
         on_drain=service.begin_stopping,
         on_stop=partial(asyncio.to_thread, jobs.stop),
     )
-
-
-def _describe(problem: ErrorDetails) -> str:
-    name = "_".join(str(part) for part in problem["loc"]).upper()
-    return f"BITMILL_QUANTIZER_{name}: {problem['msg']}, got {problem.get('input')!r}"
-
-
-def _exit_for_settings(problem: str) -> NoReturn:
-    print(f"bitmill-quantizer: {problem}", file=sys.stderr)  # noqa: T201
-    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from bitmill_common.settings import Roots, ServerSettings
 
 
-class Settings(BaseSettings):
+class Settings(ServerSettings):
     """Turns checkpoints into quantized artifacts, over gRPC."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="BITMILL_QUANTIZER_",
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        cli_prog_name="bitmill-quantizer",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="BITMILL_QUANTIZER_", cli_prog_name="bitmill-quantizer")
 
-    source_roots: Annotated[tuple[str, ...], NoDecode] = Field(min_length=1)
+    source_roots: Roots
     """file:// or s3:// directories, comma-separated, that checkpoints and calibration texts may come from. Required."""
 
     artifact_root: str
@@ -30,9 +23,6 @@ class Settings(BaseSettings):
 
     address: str = "127.0.0.1:50051"
     """host:port to listen on; port 0 for a free one, which the log then names."""
-
-    insecure: bool = False
-    """Allow an address that other hosts reach, in plain text."""
 
     work_dir: Path = Path("~/.cache/bitmill/quantizer")
     """Where jobs keep their files while they run, and the database unless database_url names one. For one server."""
@@ -54,23 +44,6 @@ class Settings(BaseSettings):
 
     drain_grace_s: float = Field(default=10, ge=0)
     """Seconds that running calls get to end after SIGTERM. Jobs are stopped, and go on at the next start."""
-
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least severe log lines to write."""
-
-    s3_endpoint: str | None = None
-    """URL of an S3-compatible service. Credentials and whatever else is unset come from the AWS_* variables."""
-
-    s3_region: str | None = None
-    """Region of the buckets."""
-
-    s3_allow_http: bool = False
-    """Allow an s3_endpoint without encryption."""
-
-    @field_validator("source_roots", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return tuple(root for root in value.split(",") if root) if isinstance(value, str) else value
 
     @field_validator("work_dir", "engine_python")
     @classmethod

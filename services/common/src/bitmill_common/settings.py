@@ -1,0 +1,72 @@
+"""What the settings of both servers share, and how a server reads them: variables, or flags of the same names."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Literal, NoReturn, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
+
+from bitmill_common.stores import StoreOptions
+
+
+def _split(value: object) -> object:
+    return tuple(item for item in value.split(",") if item) if isinstance(value, str) else value
+
+
+Roots = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), Field(min_length=1)]
+"""file:// or s3:// directories; one text with commas between them in a variable or a flag."""
+
+
+class ServerSettings(BaseSettings):
+    """What every server of bitmill can be told. A server adds `env_prefix` and `cli_prog_name` to the configuration."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True, cli_implicit_flags=True
+    )
+
+    insecure: bool = False
+    """Allow an address that other hosts reach, in plain text."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe log lines to write."""
+
+    s3_endpoint: str | None = None
+    """URL of an S3-compatible service. Credentials and whatever else is unset come from the AWS_* variables."""
+
+    s3_region: str | None = None
+    """Region of the buckets."""
+
+    s3_allow_http: bool = False
+    """Allow an s3_endpoint without encryption."""
+
+    @property
+    def store_options(self) -> StoreOptions:
+        """How to reach the stores."""
+        return StoreOptions(s3_endpoint=self.s3_endpoint, s3_region=self.s3_region, s3_allow_http=self.s3_allow_http)
+
+
+S = TypeVar("S", bound=ServerSettings)
+
+
+def read_settings(kind: type[S]) -> S:
+    """Returns the settings of this process; exits with status 2, naming the variable, when one cannot be used."""
+    try:
+        return CliApp.run(kind)
+    except ValidationError as error:
+        prefix = str(kind.model_config.get("env_prefix", ""))
+        exit_for_settings(kind, "; ".join(_describe(prefix, problem) for problem in error.errors()))
+
+
+def exit_for_settings(kind: type[ServerSettings], problem: str) -> NoReturn:
+    """Says on standard error what is wrong with the settings and exits with status 2."""
+    print(f"{kind.model_config.get('cli_prog_name')}: {problem}", file=sys.stderr)  # noqa: T201
+    sys.exit(2)
+
+
+def _describe(prefix: str, problem: ErrorDetails) -> str:
+    name = "_".join(str(part) for part in problem["loc"]).upper()
+    given = "" if problem["type"] == "missing" else f", got {problem.get('input')!r}"
+    return f"{prefix}{name}: {problem['msg']}{given}"
