@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from bitmill_common.settings import exit_for_settings
 from bitmill_quantizer.settings import Settings
 
 REQUIRED = {"source_roots": "file:///models", "artifact_root": "file:///artifacts"}
@@ -57,3 +58,13 @@ def test_a_server_with_a_wrong_setting_ends_at_once_and_names_it(tmp_path: Path,
     assert ended.returncode == 2
     assert named in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_fault_between_two_settings_names_their_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        exit_for_settings(Settings, "s3_endpoint is http://, which s3_allow_http does not allow")
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "bitmill-quantizer: BITMILL_QUANTIZER_S3_ENDPOINT is http://, which BITMILL_QUANTIZER_S3_ALLOW_HTTP does not "
+        "allow\n"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, Literal, NoReturn, TypeVar
 
@@ -61,7 +62,11 @@ def read_settings(kind: type[S]) -> S:
 
 
 def exit_for_settings(kind: type[ServerSettings], problem: str) -> NoReturn:
-    """Says on standard error what is wrong with the settings and exits with status 2."""
+    """Says on standard error what is wrong, with fields by their variables' names, and exits with status 2."""
+    prefix = str(kind.model_config.get("env_prefix", ""))
+    for field in kind.model_fields:
+        if "_" in field:  # the others are words of the language too
+            problem = re.sub(rf"\b{field}\b", f"{prefix}{field.upper()}", problem)
     print(f"{kind.model_config.get('cli_prog_name')}: {problem}", file=sys.stderr)  # noqa: T201
     sys.exit(2)
 
