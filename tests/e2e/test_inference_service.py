@@ -252,7 +252,7 @@ def test_the_log_is_json_and_carries_the_request_id(inference_server: InferenceP
     fields = request(**GREEDY, max_tokens=1)
     metadata = (("x-request-id", "find-me"),)
     inference_server.inference.GenerateUnary(pb.GenerateUnaryRequest(**fields), metadata=metadata)
-    lines = [json.loads(line) for line in inference_server.log if "find-me" in line]
+    lines = [json.loads(line) for line in inference_server.wait_for_lines("find-me", 1)]
     assert [(line["event"], line["code"]) for line in lines] == [("call_finished", "OK")]
 
 
