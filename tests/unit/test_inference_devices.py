@@ -32,7 +32,7 @@ def test_any_entry_that_covers_the_device_is_enough(supported: tuple[DeviceSuppo
         ((AMPERE,), ServerDevice(Device.CPU), "CUDA with compute capability 8.0", "CPU"),
         ((AMPERE,), ServerDevice(Device.CUDA, 75, "Tesla T4"), "8.0", "Tesla T4 (compute capability 7.5)"),
         ((CPU,), ServerDevice(Device.CUDA, 90), "a CPU", "compute capability 9.0"),
-        ((), ServerDevice(Device.CPU), "no manifest names", "CPU"),
+        ((), ServerDevice(Device.CPU), "its manifest does not name", "CPU"),
     ],
 )
 def test_the_error_names_what_is_needed_and_what_is_there(
