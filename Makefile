@@ -48,7 +48,6 @@ check: .venv/.ready ## lint, types, protos, and whether the committed stubs are 
 bench: setup $(EXAMPLE)/config.json ## the benchmarks behind the README's numbers, into benchmarks/results/
 	$(INFERENCE)/.venv/bin/python benchmarks/streaming.py
 	.venv/bin/python benchmarks/transfer.py
-	PYTHONPATH=examples .venv/bin/python benchmarks/schemes.py --checkpoint $(EXAMPLE)
 
 .PHONY: protos
 protos: .venv/.ready ## write the client stubs again from protos/
