@@ -22,29 +22,39 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from bitmill.inference.v1 import structured_outputs_pb2 as bitmill_dot_inference_dot_v1_dot_structured__outputs__pb2
+from bitmill.inference.v1 import tool_pb2 as bitmill_dot_inference_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%bitmill/inference/v1/generation.proto\x12\x14\x62itmill.inference.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x96\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x1d\n\x10presence_penalty\x18\n \x01(\x02H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x02H\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\r \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x0f \x01(\x08H\x0c\x88\x01\x01\x12\'\n\x1ainclude_stop_str_in_output\x18\x10 \x01(\x08H\r\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokensB\x1d\n\x1b_include_stop_str_in_output\"z\n\x06\x46inish\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".bitmill.inference.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x42\x0c\n\nstop_match\"N\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12\x0c\n\x04rank\x18\x04 \x01(\r\"w\n\x10PositionLogprobs\x12\x32\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\".bitmill.inference.v1.TokenLogprob\x12/\n\x03top\x18\x02 \x03(\x0b\x32\".bitmill.inference.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%bitmill/inference/v1/generation.proto\x12\x14\x62itmill.inference.v1\x1a-bitmill/inference/v1/structured_outputs.proto\x1a\x1f\x62itmill/inference/v1/tool.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd6\n\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x1d\n\x10presence_penalty\x18\n \x01(\x02H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x02H\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\r \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x0f \x01(\x08H\x0c\x88\x01\x01\x12\'\n\x1ainclude_stop_str_in_output\x18\x10 \x01(\x08H\r\x88\x01\x01\x12\x0e\n\x01n\x18\x11 \x01(\rH\x0e\x88\x01\x01\x12G\n\nlogit_bias\x18\x12 \x03(\x0b\x32\x33.bitmill.inference.v1.SamplingParams.LogitBiasEntry\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x0f\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x14 \x01(\rH\x10\x88\x01\x01\x12\x11\n\tbad_words\x18\x15 \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x16 \x03(\r\x12\x19\n\x11logprob_token_ids\x18\x17 \x03(\r\x12\x43\n\x12structured_outputs\x18\x18 \x01(\x0b\x32\'.bitmill.inference.v1.StructuredOutputs\x12\"\n\x15thinking_token_budget\x18\x19 \x01(\rH\x11\x88\x01\x01\x12*\n\x1dspaces_between_special_tokens\x18\x1a \x01(\x08H\x12\x88\x01\x01\x12\x17\n\ndetokenize\x18\x1b \x01(\x08H\x13\x88\x01\x01\x12\x1c\n\x0fstream_interval\x18\x1c \x01(\rH\x14\x88\x01\x01\x12G\n\x14repetition_detection\x18\x1d \x01(\x0b\x32).bitmill.inference.v1.RepetitionDetection\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokensB\x1d\n\x1b_include_stop_str_in_outputB\x04\n\x02_nB\x12\n\x10_prompt_logprobsB\x19\n\x17_truncate_prompt_tokensB\x18\n\x16_thinking_token_budgetB \n\x1e_spaces_between_special_tokensB\r\n\x0b_detokenizeB\x12\n\x10_stream_interval\"\\\n\x13RepetitionDetection\x12\x18\n\x10max_pattern_size\x18\x01 \x01(\r\x12\x18\n\x10min_pattern_size\x18\x02 \x01(\r\x12\x11\n\tmin_count\x18\x03 \x01(\r\"[\n\x0eRequestOptions\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\x05\x12\x12\n\ncache_salt\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\"z\n\x06\x46inish\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".bitmill.inference.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x42\x0c\n\nstop_match\"N\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12\x0c\n\x04rank\x18\x04 \x01(\r\"w\n\x10PositionLogprobs\x12\x32\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\".bitmill.inference.v1.TokenLogprob\x12/\n\x03top\x18\x02 \x03(\x0b\x32\".bitmill.inference.v1.TokenLogprob\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"\x97\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12\x32\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1e.bitmill.inference.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x0c\n\x04name\x18\x06 \x01(\t*\xb4\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x1c\n\x18\x46INISH_REASON_REPETITION\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bitmill.inference.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1206
-  _globals['_FINISHREASON']._serialized_end=1326
-  _globals['_TOKENIDS']._serialized_start=63
-  _globals['_TOKENIDS']._serialized_end=86
-  _globals['_SAMPLINGPARAMS']._serialized_start=89
-  _globals['_SAMPLINGPARAMS']._serialized_end=751
-  _globals['_FINISH']._serialized_start=753
-  _globals['_FINISH']._serialized_end=875
-  _globals['_TOKENLOGPROB']._serialized_start=877
-  _globals['_TOKENLOGPROB']._serialized_end=955
-  _globals['_POSITIONLOGPROBS']._serialized_start=957
-  _globals['_POSITIONLOGPROBS']._serialized_end=1076
-  _globals['_USAGE']._serialized_start=1078
-  _globals['_USAGE']._serialized_end=1158
-  _globals['_CHATMESSAGE']._serialized_start=1160
-  _globals['_CHATMESSAGE']._serialized_end=1204
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2312
+  _globals['_FINISHREASON']._serialized_end=2492
+  _globals['_TOKENIDS']._serialized_start=143
+  _globals['_TOKENIDS']._serialized_end=166
+  _globals['_SAMPLINGPARAMS']._serialized_start=169
+  _globals['_SAMPLINGPARAMS']._serialized_end=1535
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1105
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1153
+  _globals['_REPETITIONDETECTION']._serialized_start=1537
+  _globals['_REPETITIONDETECTION']._serialized_end=1629
+  _globals['_REQUESTOPTIONS']._serialized_start=1631
+  _globals['_REQUESTOPTIONS']._serialized_end=1722
+  _globals['_FINISH']._serialized_start=1724
+  _globals['_FINISH']._serialized_end=1846
+  _globals['_TOKENLOGPROB']._serialized_start=1848
+  _globals['_TOKENLOGPROB']._serialized_end=1926
+  _globals['_POSITIONLOGPROBS']._serialized_start=1928
+  _globals['_POSITIONLOGPROBS']._serialized_end=2047
+  _globals['_USAGE']._serialized_start=2049
+  _globals['_USAGE']._serialized_end=2155
+  _globals['_CHATMESSAGE']._serialized_start=2158
+  _globals['_CHATMESSAGE']._serialized_end=2309
 # @@protoc_insertion_point(module_scope)

@@ -23,45 +23,63 @@ _sym_db = _symbol_database.Default()
 
 
 from bitmill.inference.v1 import generation_pb2 as bitmill_dot_inference_dot_v1_dot_generation__pb2
+from bitmill.inference.v1 import tool_pb2 as bitmill_dot_inference_dot_v1_dot_tool__pb2
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,bitmill/inference/v1/inference_service.proto\x12\x14\x62itmill.inference.v1\x1a%bitmill/inference/v1/generation.proto\"\xae\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.bitmill.inference.v1.TokenIdsH\x00\x12=\n\x0fsampling_params\x18\x04 \x01(\x0b\x32$.bitmill.inference.v1.SamplingParamsB\x08\n\x06prompt\"\xea\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x38\n\x08logprobs\x18\x05 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\x12,\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1c.bitmill.inference.v1.Finish\x12*\n\x05usage\x18\x07 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\"\xb3\x01\n\x14GenerateUnaryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.bitmill.inference.v1.TokenIdsH\x00\x12=\n\x0fsampling_params\x18\x04 \x01(\x0b\x32$.bitmill.inference.v1.SamplingParamsB\x08\n\x06prompt\"\xab\x01\n\x11GeneratedSequence\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x38\n\x08logprobs\x18\x04 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\x12,\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x1c.bitmill.inference.v1.Finish\"\x93\x01\n\x15GenerateUnaryResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12:\n\tsequences\x18\x02 \x03(\x0b\x32\'.bitmill.inference.v1.GeneratedSequence\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\"\x90\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x08messages\x18\x02 \x03(\x0b\x32!.bitmill.inference.v1.ChatMessage\x12=\n\x0fsampling_params\x18\x03 \x01(\x0b\x32$.bitmill.inference.v1.SamplingParams\"\xe9\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x38\n\x08logprobs\x18\x05 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\x12,\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1c.bitmill.inference.v1.Finish\x12*\n\x05usage\x18\x07 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\"\x95\x01\n\x10\x43hatUnaryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x08messages\x18\x02 \x03(\x0b\x32!.bitmill.inference.v1.ChatMessage\x12=\n\x0fsampling_params\x18\x03 \x01(\x0b\x32$.bitmill.inference.v1.SamplingParams\"\xca\x01\n\nChatChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x32\n\x07message\x18\x02 \x01(\x0b\x32!.bitmill.inference.v1.ChatMessage\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x38\n\x08logprobs\x18\x04 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\x12,\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x1c.bitmill.inference.v1.Finish\"\x86\x01\n\x11\x43hatUnaryResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x07\x63hoices\x18\x02 \x03(\x0b\x32 .bitmill.inference.v1.ChatChoice\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\"C\n\x0c\x43onversation\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.bitmill.inference.v1.ChatMessage\"\xad\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12:\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\".bitmill.inference.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xc4\x04\n\x10InferenceService\x12[\n\x08Generate\x12%.bitmill.inference.v1.GenerateRequest\x1a&.bitmill.inference.v1.GenerateResponse0\x01\x12h\n\rGenerateUnary\x12*.bitmill.inference.v1.GenerateUnaryRequest\x1a+.bitmill.inference.v1.GenerateUnaryResponse\x12O\n\x04\x43hat\x12!.bitmill.inference.v1.ChatRequest\x1a\".bitmill.inference.v1.ChatResponse0\x01\x12\\\n\tChatUnary\x12&.bitmill.inference.v1.ChatUnaryRequest\x1a\'.bitmill.inference.v1.ChatUnaryResponse\x12Y\n\x08Tokenize\x12%.bitmill.inference.v1.TokenizeRequest\x1a&.bitmill.inference.v1.TokenizeResponse\x12_\n\nDetokenize\x12\'.bitmill.inference.v1.DetokenizeRequest\x1a(.bitmill.inference.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,bitmill/inference/v1/inference_service.proto\x12\x14\x62itmill.inference.v1\x1a%bitmill/inference/v1/generation.proto\x1a\x1f\x62itmill/inference/v1/tool.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xed\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.bitmill.inference.v1.TokenIdsH\x00\x12=\n\x0fsampling_params\x18\x04 \x01(\x0b\x32$.bitmill.inference.v1.SamplingParams\x12=\n\x0frequest_options\x18\x05 \x01(\x0b\x32$.bitmill.inference.v1.RequestOptionsB\x08\n\x06prompt\"\xab\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x38\n\x08logprobs\x18\x05 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\x12,\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1c.bitmill.inference.v1.Finish\x12*\n\x05usage\x18\x07 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\x12?\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\"\xf2\x01\n\x14GenerateUnaryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.bitmill.inference.v1.TokenIdsH\x00\x12=\n\x0fsampling_params\x18\x04 \x01(\x0b\x32$.bitmill.inference.v1.SamplingParams\x12=\n\x0frequest_options\x18\x05 \x01(\x0b\x32$.bitmill.inference.v1.RequestOptionsB\x08\n\x06prompt\"\xab\x01\n\x11GeneratedSequence\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x38\n\x08logprobs\x18\x04 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\x12,\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x1c.bitmill.inference.v1.Finish\"\xd4\x01\n\x15GenerateUnaryResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12:\n\tsequences\x18\x02 \x03(\x0b\x32\'.bitmill.inference.v1.GeneratedSequence\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\x12?\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\"\xc2\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x08messages\x18\x02 \x03(\x0b\x32!.bitmill.inference.v1.ChatMessage\x12=\n\x0fsampling_params\x18\x03 \x01(\x0b\x32$.bitmill.inference.v1.SamplingParams\x12=\n\x0frequest_options\x18\x04 \x01(\x0b\x32$.bitmill.inference.v1.RequestOptions\x12)\n\x05tools\x18\x05 \x03(\x0b\x32\x1a.bitmill.inference.v1.Tool\x12\x35\n\x0btool_choice\x18\x06 \x01(\x0b\x32 .bitmill.inference.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x35\n\x14\x63hat_template_kwargs\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1e\n\x16\x63ontinue_final_message\x18\t \x01(\x08\x42\x16\n\x14_parallel_tool_calls\"\xf6\x02\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x38\n\x08logprobs\x18\x05 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\x12,\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1c.bitmill.inference.v1.Finish\x12*\n\x05usage\x18\x07 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\x12?\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\x12\x11\n\treasoning\x18\t \x01(\t\x12\x37\n\ntool_calls\x18\n \x03(\x0b\x32#.bitmill.inference.v1.ToolCallDelta\"\xc7\x03\n\x10\x43hatUnaryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x08messages\x18\x02 \x03(\x0b\x32!.bitmill.inference.v1.ChatMessage\x12=\n\x0fsampling_params\x18\x03 \x01(\x0b\x32$.bitmill.inference.v1.SamplingParams\x12=\n\x0frequest_options\x18\x04 \x01(\x0b\x32$.bitmill.inference.v1.RequestOptions\x12)\n\x05tools\x18\x05 \x03(\x0b\x32\x1a.bitmill.inference.v1.Tool\x12\x35\n\x0btool_choice\x18\x06 \x01(\x0b\x32 .bitmill.inference.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x35\n\x14\x63hat_template_kwargs\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1e\n\x16\x63ontinue_final_message\x18\t \x01(\x08\x42\x16\n\x14_parallel_tool_calls\"\xca\x01\n\nChatChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x32\n\x07message\x18\x02 \x01(\x0b\x32!.bitmill.inference.v1.ChatMessage\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x38\n\x08logprobs\x18\x04 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\x12,\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x1c.bitmill.inference.v1.Finish\"\xc7\x01\n\x11\x43hatUnaryResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x07\x63hoices\x18\x02 \x03(\x0b\x32 .bitmill.inference.v1.ChatChoice\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\x12?\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32&.bitmill.inference.v1.PositionLogprobs\"C\n\x0c\x43onversation\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.bitmill.inference.v1.ChatMessage\"\xad\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12:\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\".bitmill.inference.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\\\n\x0cPoolingInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x1e.bitmill.inference.v1.TokenIdsH\x00\x42\x07\n\x05input\"\x9e\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x06inputs\x18\x02 \x03(\x0b\x32\".bitmill.inference.v1.PoolingInput\x12\x17\n\ndimensions\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12=\n\x0frequest_options\x18\x06 \x01(\x0b\x32$.bitmill.inference.v1.RequestOptionsB\r\n\x0b_dimensionsB\x0c\n\n_normalizeB\x19\n\x17_truncate_prompt_tokens\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x84\x01\n\rEmbedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\nembeddings\x18\x02 \x03(\x0b\x32\x1f.bitmill.inference.v1.Embedding\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\"\xbe\x01\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x11\n\tdocuments\x18\x03 \x03(\t\x12#\n\x16truncate_prompt_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12=\n\x0frequest_options\x18\x05 \x01(\x0b\x32$.bitmill.inference.v1.RequestOptionsB\x19\n\x17_truncate_prompt_tokens\"_\n\rScoreResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.bitmill.inference.v1.Usage\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"&\n\rAbortResponse\x12\x15\n\raborted_calls\x18\x01 \x01(\r2\xba\x06\n\x10InferenceService\x12[\n\x08Generate\x12%.bitmill.inference.v1.GenerateRequest\x1a&.bitmill.inference.v1.GenerateResponse0\x01\x12h\n\rGenerateUnary\x12*.bitmill.inference.v1.GenerateUnaryRequest\x1a+.bitmill.inference.v1.GenerateUnaryResponse\x12O\n\x04\x43hat\x12!.bitmill.inference.v1.ChatRequest\x1a\".bitmill.inference.v1.ChatResponse0\x01\x12\\\n\tChatUnary\x12&.bitmill.inference.v1.ChatUnaryRequest\x1a\'.bitmill.inference.v1.ChatUnaryResponse\x12P\n\x05\x45mbed\x12\".bitmill.inference.v1.EmbedRequest\x1a#.bitmill.inference.v1.EmbedResponse\x12P\n\x05Score\x12\".bitmill.inference.v1.ScoreRequest\x1a#.bitmill.inference.v1.ScoreResponse\x12P\n\x05\x41\x62ort\x12\".bitmill.inference.v1.AbortRequest\x1a#.bitmill.inference.v1.AbortResponse\x12Y\n\x08Tokenize\x12%.bitmill.inference.v1.TokenizeRequest\x1a&.bitmill.inference.v1.TokenizeResponse\x12_\n\nDetokenize\x12\'.bitmill.inference.v1.DetokenizeRequest\x1a(.bitmill.inference.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bitmill.inference.v1.inference_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=110
-  _globals['_GENERATEREQUEST']._serialized_end=284
-  _globals['_GENERATERESPONSE']._serialized_start=287
-  _globals['_GENERATERESPONSE']._serialized_end=521
-  _globals['_GENERATEUNARYREQUEST']._serialized_start=524
-  _globals['_GENERATEUNARYREQUEST']._serialized_end=703
-  _globals['_GENERATEDSEQUENCE']._serialized_start=706
-  _globals['_GENERATEDSEQUENCE']._serialized_end=877
-  _globals['_GENERATEUNARYRESPONSE']._serialized_start=880
-  _globals['_GENERATEUNARYRESPONSE']._serialized_end=1027
-  _globals['_CHATREQUEST']._serialized_start=1030
-  _globals['_CHATREQUEST']._serialized_end=1174
-  _globals['_CHATRESPONSE']._serialized_start=1177
-  _globals['_CHATRESPONSE']._serialized_end=1410
-  _globals['_CHATUNARYREQUEST']._serialized_start=1413
-  _globals['_CHATUNARYREQUEST']._serialized_end=1562
-  _globals['_CHATCHOICE']._serialized_start=1565
-  _globals['_CHATCHOICE']._serialized_end=1767
-  _globals['_CHATUNARYRESPONSE']._serialized_start=1770
-  _globals['_CHATUNARYRESPONSE']._serialized_end=1904
-  _globals['_CONVERSATION']._serialized_start=1906
-  _globals['_CONVERSATION']._serialized_end=1973
-  _globals['_TOKENIZEREQUEST']._serialized_start=1976
-  _globals['_TOKENIZEREQUEST']._serialized_end=2149
-  _globals['_TOKENIZERESPONSE']._serialized_start=2151
-  _globals['_TOKENIZERESPONSE']._serialized_end=2211
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2213
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2295
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2297
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2331
-  _globals['_INFERENCESERVICE']._serialized_start=2334
-  _globals['_INFERENCESERVICE']._serialized_end=2914
+  _globals['_GENERATEREQUEST']._serialized_start=173
+  _globals['_GENERATEREQUEST']._serialized_end=410
+  _globals['_GENERATERESPONSE']._serialized_start=413
+  _globals['_GENERATERESPONSE']._serialized_end=712
+  _globals['_GENERATEUNARYREQUEST']._serialized_start=715
+  _globals['_GENERATEUNARYREQUEST']._serialized_end=957
+  _globals['_GENERATEDSEQUENCE']._serialized_start=960
+  _globals['_GENERATEDSEQUENCE']._serialized_end=1131
+  _globals['_GENERATEUNARYRESPONSE']._serialized_start=1134
+  _globals['_GENERATEUNARYRESPONSE']._serialized_end=1346
+  _globals['_CHATREQUEST']._serialized_start=1349
+  _globals['_CHATREQUEST']._serialized_end=1799
+  _globals['_CHATRESPONSE']._serialized_start=1802
+  _globals['_CHATRESPONSE']._serialized_end=2176
+  _globals['_CHATUNARYREQUEST']._serialized_start=2179
+  _globals['_CHATUNARYREQUEST']._serialized_end=2634
+  _globals['_CHATCHOICE']._serialized_start=2637
+  _globals['_CHATCHOICE']._serialized_end=2839
+  _globals['_CHATUNARYRESPONSE']._serialized_start=2842
+  _globals['_CHATUNARYRESPONSE']._serialized_end=3041
+  _globals['_CONVERSATION']._serialized_start=3043
+  _globals['_CONVERSATION']._serialized_end=3110
+  _globals['_TOKENIZEREQUEST']._serialized_start=3113
+  _globals['_TOKENIZEREQUEST']._serialized_end=3286
+  _globals['_TOKENIZERESPONSE']._serialized_start=3288
+  _globals['_TOKENIZERESPONSE']._serialized_end=3348
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3350
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3432
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3434
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3468
+  _globals['_POOLINGINPUT']._serialized_start=3470
+  _globals['_POOLINGINPUT']._serialized_end=3562
+  _globals['_EMBEDREQUEST']._serialized_start=3565
+  _globals['_EMBEDREQUEST']._serialized_end=3851
+  _globals['_EMBEDDING']._serialized_start=3853
+  _globals['_EMBEDDING']._serialized_end=3880
+  _globals['_EMBEDRESPONSE']._serialized_start=3883
+  _globals['_EMBEDRESPONSE']._serialized_end=4015
+  _globals['_SCOREREQUEST']._serialized_start=4018
+  _globals['_SCOREREQUEST']._serialized_end=4208
+  _globals['_SCORERESPONSE']._serialized_start=4210
+  _globals['_SCORERESPONSE']._serialized_end=4305
+  _globals['_ABORTREQUEST']._serialized_start=4307
+  _globals['_ABORTREQUEST']._serialized_end=4342
+  _globals['_ABORTRESPONSE']._serialized_start=4344
+  _globals['_ABORTRESPONSE']._serialized_end=4382
+  _globals['_INFERENCESERVICE']._serialized_start=4385
+  _globals['_INFERENCESERVICE']._serialized_end=5211
 # @@protoc_insertion_point(module_scope)

@@ -29,7 +29,11 @@ class InferenceServiceStub:
     """Generates text with the loaded models.
 
     Every call: NOT_FOUND for an unknown model, UNAVAILABLE for one that is loading or draining, INVALID_ARGUMENT naming
-    each wrong field. The deadline of the call is the deadline of the work; a cancelled call frees its place at once.
+    each wrong field, FAILED_PRECONDITION when the model does not do the task, UNAVAILABLE with RetryInfo at once when the
+    model's queue or the caller's share of it is full. A model is named by its name or an alias. The deadline of the call
+    is the deadline of the work; a cancelled call frees its place at once. Metadata: x-request-id names the call for the
+    logs and for Abort, x-caller-id names who calls (default: the peer's address), traceparent and tracestate go to the
+    engine's traces.
     """
 
     def __init__(self, channel):
@@ -58,6 +62,21 @@ class InferenceServiceStub:
                 request_serializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ChatUnaryRequest.SerializeToString,
                 response_deserializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ChatUnaryResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/bitmill.inference.v1.InferenceService/Embed',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/bitmill.inference.v1.InferenceService/Score',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/bitmill.inference.v1.InferenceService/Abort',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.AbortRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.AbortResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/bitmill.inference.v1.InferenceService/Tokenize',
                 request_serializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.TokenizeRequest.SerializeToString,
@@ -74,7 +93,11 @@ class InferenceServiceServicer:
     """Generates text with the loaded models.
 
     Every call: NOT_FOUND for an unknown model, UNAVAILABLE for one that is loading or draining, INVALID_ARGUMENT naming
-    each wrong field. The deadline of the call is the deadline of the work; a cancelled call frees its place at once.
+    each wrong field, FAILED_PRECONDITION when the model does not do the task, UNAVAILABLE with RetryInfo at once when the
+    model's queue or the caller's share of it is full. A model is named by its name or an alias. The deadline of the call
+    is the deadline of the work; a cancelled call frees its place at once. Metadata: x-request-id names the call for the
+    logs and for Abort, x-caller-id names who calls (default: the peer's address), traceparent and tracestate go to the
+    engine's traces.
     """
 
     def Generate(self, request, context):
@@ -100,6 +123,29 @@ class InferenceServiceServicer:
 
     def ChatUnary(self, request, context):
         """The next message of a conversation in one piece.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """One vector for each input. The model must support the task "embed".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How well each document fits a query. The model must support the task "score", or "embed", which then compares
+        vectors by their cosine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """Ends running calls by their request id. They end OK with FINISH_REASON_ABORT and what they have, or CANCELLED when
+        they have not begun. An id that no call has is no error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,6 +188,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ChatUnaryRequest.FromString,
                     response_serializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ChatUnaryResponse.SerializeToString,
             ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.EmbedRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ScoreRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.AbortRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.AbortResponse.SerializeToString,
+            ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=bitmill_dot_inference_dot_v1_dot_inference__service__pb2.TokenizeRequest.FromString,
@@ -164,7 +225,11 @@ class InferenceService:
     """Generates text with the loaded models.
 
     Every call: NOT_FOUND for an unknown model, UNAVAILABLE for one that is loading or draining, INVALID_ARGUMENT naming
-    each wrong field. The deadline of the call is the deadline of the work; a cancelled call frees its place at once.
+    each wrong field, FAILED_PRECONDITION when the model does not do the task, UNAVAILABLE with RetryInfo at once when the
+    model's queue or the caller's share of it is full. A model is named by its name or an alias. The deadline of the call
+    is the deadline of the work; a cancelled call frees its place at once. Metadata: x-request-id names the call for the
+    logs and for Abort, x-caller-id names who calls (default: the peer's address), traceparent and tracestate go to the
+    engine's traces.
     """
 
     @staticmethod
@@ -265,6 +330,87 @@ class InferenceService:
             '/bitmill.inference.v1.InferenceService/ChatUnary',
             bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ChatUnaryRequest.SerializeToString,
             bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ChatUnaryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.InferenceService/Embed',
+            bitmill_dot_inference_dot_v1_dot_inference__service__pb2.EmbedRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_inference__service__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.InferenceService/Score',
+            bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ScoreRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_inference__service__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.InferenceService/Abort',
+            bitmill_dot_inference_dot_v1_dot_inference__service__pb2.AbortRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_inference__service__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,35 +23,64 @@ _sym_db = _symbol_database.Default()
 
 
 from bitmill.inference.v1 import model_pb2 as bitmill_dot_inference_dot_v1_dot_model__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(bitmill/inference/v1/model_service.proto\x12\x14\x62itmill.inference.v1\x1a bitmill/inference/v1/model.proto\"\x86\x01\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12;\n\x0e\x65ngine_options\x18\x03 \x01(\x0b\x32#.bitmill.inference.v1.EngineOptions\x12\x1a\n\x12return_immediately\x18\x04 \x01(\x08\"?\n\x11LoadModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.bitmill.inference.v1.Model\"\"\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13UnloadModelResponse\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.bitmill.inference.v1.Model\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.bitmill.inference.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x11WatchModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"@\n\x12WatchModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.bitmill.inference.v1.Model2\xef\x03\n\x0cModelService\x12\\\n\tLoadModel\x12&.bitmill.inference.v1.LoadModelRequest\x1a\'.bitmill.inference.v1.LoadModelResponse\x12\x62\n\x0bUnloadModel\x12(.bitmill.inference.v1.UnloadModelRequest\x1a).bitmill.inference.v1.UnloadModelResponse\x12Y\n\x08GetModel\x12%.bitmill.inference.v1.GetModelRequest\x1a&.bitmill.inference.v1.GetModelResponse\x12_\n\nListModels\x12\'.bitmill.inference.v1.ListModelsRequest\x1a(.bitmill.inference.v1.ListModelsResponse\x12\x61\n\nWatchModel\x12\'.bitmill.inference.v1.WatchModelRequest\x1a(.bitmill.inference.v1.WatchModelResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(bitmill/inference/v1/model_service.proto\x12\x14\x62itmill.inference.v1\x1a bitmill/inference/v1/model.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x01\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12;\n\x0e\x65ngine_options\x18\x03 \x01(\x0b\x32#.bitmill.inference.v1.EngineOptions\x12\x1a\n\x12return_immediately\x18\x04 \x01(\x08\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12\x17\n\x0funload_replaced\x18\x06 \x01(\x08\"?\n\x11LoadModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.bitmill.inference.v1.Model\"\"\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13UnloadModelResponse\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.bitmill.inference.v1.Model\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.bitmill.inference.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x11WatchModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"@\n\x12WatchModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.bitmill.inference.v1.Model\".\n\x0fSetAliasRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\">\n\x10SetAliasResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.bitmill.inference.v1.Model\"#\n\x12\x44\x65leteAliasRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteAliasResponse\"N\n\x12LoadAdapterRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"E\n\x13LoadAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.bitmill.inference.v1.Adapter\"3\n\x14UnloadAdapterRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"!\n\x11SleepModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"@\n\x12SleepModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.bitmill.inference.v1.Model\" \n\x10WakeModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"?\n\x11WakeModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.bitmill.inference.v1.Model\"\x1f\n\x0eGetLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"k\n\x0fGetLoadResponse\x12.\n\x05loads\x18\x01 \x03(\x0b\x32\x1f.bitmill.inference.v1.ModelLoad\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\x93\t\n\x0cModelService\x12\\\n\tLoadModel\x12&.bitmill.inference.v1.LoadModelRequest\x1a\'.bitmill.inference.v1.LoadModelResponse\x12\x62\n\x0bUnloadModel\x12(.bitmill.inference.v1.UnloadModelRequest\x1a).bitmill.inference.v1.UnloadModelResponse\x12Y\n\x08GetModel\x12%.bitmill.inference.v1.GetModelRequest\x1a&.bitmill.inference.v1.GetModelResponse\x12_\n\nListModels\x12\'.bitmill.inference.v1.ListModelsRequest\x1a(.bitmill.inference.v1.ListModelsResponse\x12\x61\n\nWatchModel\x12\'.bitmill.inference.v1.WatchModelRequest\x1a(.bitmill.inference.v1.WatchModelResponse0\x01\x12Y\n\x08SetAlias\x12%.bitmill.inference.v1.SetAliasRequest\x1a&.bitmill.inference.v1.SetAliasResponse\x12\x62\n\x0b\x44\x65leteAlias\x12(.bitmill.inference.v1.DeleteAliasRequest\x1a).bitmill.inference.v1.DeleteAliasResponse\x12\x62\n\x0bLoadAdapter\x12(.bitmill.inference.v1.LoadAdapterRequest\x1a).bitmill.inference.v1.LoadAdapterResponse\x12h\n\rUnloadAdapter\x12*.bitmill.inference.v1.UnloadAdapterRequest\x1a+.bitmill.inference.v1.UnloadAdapterResponse\x12_\n\nSleepModel\x12\'.bitmill.inference.v1.SleepModelRequest\x1a(.bitmill.inference.v1.SleepModelResponse\x12\\\n\tWakeModel\x12&.bitmill.inference.v1.WakeModelRequest\x1a\'.bitmill.inference.v1.WakeModelResponse\x12V\n\x07GetLoad\x12$.bitmill.inference.v1.GetLoadRequest\x1a%.bitmill.inference.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bitmill.inference.v1.model_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOADMODELREQUEST']._serialized_start=101
-  _globals['_LOADMODELREQUEST']._serialized_end=235
-  _globals['_LOADMODELRESPONSE']._serialized_start=237
-  _globals['_LOADMODELRESPONSE']._serialized_end=300
-  _globals['_UNLOADMODELREQUEST']._serialized_start=302
-  _globals['_UNLOADMODELREQUEST']._serialized_end=336
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=338
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=359
-  _globals['_GETMODELREQUEST']._serialized_start=361
-  _globals['_GETMODELREQUEST']._serialized_end=392
-  _globals['_GETMODELRESPONSE']._serialized_start=394
-  _globals['_GETMODELRESPONSE']._serialized_end=456
-  _globals['_LISTMODELSREQUEST']._serialized_start=458
-  _globals['_LISTMODELSREQUEST']._serialized_end=516
-  _globals['_LISTMODELSRESPONSE']._serialized_start=518
-  _globals['_LISTMODELSRESPONSE']._serialized_end=608
-  _globals['_WATCHMODELREQUEST']._serialized_start=610
-  _globals['_WATCHMODELREQUEST']._serialized_end=643
-  _globals['_WATCHMODELRESPONSE']._serialized_start=645
-  _globals['_WATCHMODELRESPONSE']._serialized_end=709
-  _globals['_MODELSERVICE']._serialized_start=712
-  _globals['_MODELSERVICE']._serialized_end=1207
+  _globals['_LOADMODELREQUEST']._serialized_start=134
+  _globals['_LOADMODELREQUEST']._serialized_end=310
+  _globals['_LOADMODELRESPONSE']._serialized_start=312
+  _globals['_LOADMODELRESPONSE']._serialized_end=375
+  _globals['_UNLOADMODELREQUEST']._serialized_start=377
+  _globals['_UNLOADMODELREQUEST']._serialized_end=411
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=413
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=434
+  _globals['_GETMODELREQUEST']._serialized_start=436
+  _globals['_GETMODELREQUEST']._serialized_end=467
+  _globals['_GETMODELRESPONSE']._serialized_start=469
+  _globals['_GETMODELRESPONSE']._serialized_end=531
+  _globals['_LISTMODELSREQUEST']._serialized_start=533
+  _globals['_LISTMODELSREQUEST']._serialized_end=591
+  _globals['_LISTMODELSRESPONSE']._serialized_start=593
+  _globals['_LISTMODELSRESPONSE']._serialized_end=683
+  _globals['_WATCHMODELREQUEST']._serialized_start=685
+  _globals['_WATCHMODELREQUEST']._serialized_end=718
+  _globals['_WATCHMODELRESPONSE']._serialized_start=720
+  _globals['_WATCHMODELRESPONSE']._serialized_end=784
+  _globals['_SETALIASREQUEST']._serialized_start=786
+  _globals['_SETALIASREQUEST']._serialized_end=832
+  _globals['_SETALIASRESPONSE']._serialized_start=834
+  _globals['_SETALIASRESPONSE']._serialized_end=896
+  _globals['_DELETEALIASREQUEST']._serialized_start=898
+  _globals['_DELETEALIASREQUEST']._serialized_end=933
+  _globals['_DELETEALIASRESPONSE']._serialized_start=935
+  _globals['_DELETEALIASRESPONSE']._serialized_end=956
+  _globals['_LOADADAPTERREQUEST']._serialized_start=958
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1036
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=1038
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1107
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1109
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1160
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1162
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1185
+  _globals['_SLEEPMODELREQUEST']._serialized_start=1187
+  _globals['_SLEEPMODELREQUEST']._serialized_end=1220
+  _globals['_SLEEPMODELRESPONSE']._serialized_start=1222
+  _globals['_SLEEPMODELRESPONSE']._serialized_end=1286
+  _globals['_WAKEMODELREQUEST']._serialized_start=1288
+  _globals['_WAKEMODELREQUEST']._serialized_end=1320
+  _globals['_WAKEMODELRESPONSE']._serialized_start=1322
+  _globals['_WAKEMODELRESPONSE']._serialized_end=1385
+  _globals['_GETLOADREQUEST']._serialized_start=1387
+  _globals['_GETLOADREQUEST']._serialized_end=1418
+  _globals['_GETLOADRESPONSE']._serialized_start=1420
+  _globals['_GETLOADRESPONSE']._serialized_end=1527
+  _globals['_MODELSERVICE']._serialized_start=1530
+  _globals['_MODELSERVICE']._serialized_end=2701
 # @@protoc_insertion_point(module_scope)

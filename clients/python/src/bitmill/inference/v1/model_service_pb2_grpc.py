@@ -60,6 +60,41 @@ class ModelServiceStub:
                 request_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.WatchModelRequest.SerializeToString,
                 response_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.WatchModelResponse.FromString,
                 _registered_method=True)
+        self.SetAlias = channel.unary_unary(
+                '/bitmill.inference.v1.ModelService/SetAlias',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.SetAliasRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.SetAliasResponse.FromString,
+                _registered_method=True)
+        self.DeleteAlias = channel.unary_unary(
+                '/bitmill.inference.v1.ModelService/DeleteAlias',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.DeleteAliasRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.DeleteAliasResponse.FromString,
+                _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/bitmill.inference.v1.ModelService/LoadAdapter',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/bitmill.inference.v1.ModelService/UnloadAdapter',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.SleepModel = channel.unary_unary(
+                '/bitmill.inference.v1.ModelService/SleepModel',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.SleepModelRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.SleepModelResponse.FromString,
+                _registered_method=True)
+        self.WakeModel = channel.unary_unary(
+                '/bitmill.inference.v1.ModelService/WakeModel',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.WakeModelRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.WakeModelResponse.FromString,
+                _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/bitmill.inference.v1.ModelService/GetLoad',
+                request_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -70,7 +105,12 @@ class ModelServiceServicer:
         """Loads an artifact, or a plain checkpoint directory. Returns when the model serves, or with the reason why it does
         not: FAILED_PRECONDITION when this server's device cannot serve it (nothing is started), DATA_LOSS when a file
         differs from the manifest (nothing is loaded). The work goes on when the caller leaves; WatchModel follows it.
+        RESOURCE_EXHAUSTED with numbers when it does not fit this host's memory or disk (nothing is started).
         The same name with the same URI and options is idempotent, with others ALREADY_EXISTS.
+
+        A hot swap: load the new model under a name of its own with the alias that callers use in `aliases` and
+        `unload_replaced` set. No call fails: calls go to the old one until the new one serves, then to the new one, and
+        the old one is unloaded when its running calls have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,6 +144,59 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetAlias(self, request, context):
+        """Makes an alias of a serving model, or moves it there from another. Calls that run stay where they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteAlias(self, request, context):
+        """Removes an alias. NOT_FOUND when there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request, context):
+        """Loads an adapter into a serving model. FAILED_PRECONDITION when the model was loaded without enable_lora or the
+        adapter does not fit it, DATA_LOSS when its files do not have the digest. The same name with the same digest is
+        idempotent, with another ALREADY_EXISTS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes no new calls with the adapter, waits for the running ones, removes it and returns.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SleepModel(self, request, context):
+        """Takes no new calls, finishes the running ones, and frees the model's memory on the device; its weights stay in the
+        host's memory. FAILED_PRECONDITION when the model was loaded without enable_sleep_mode or the device has no such
+        mode.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeModel(self, request, context):
+        """Brings a sleeping model back. Returns when it serves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLoad(self, request, context):
+        """What the engines do at the moment, for balancers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +224,41 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.WatchModel,
                     request_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.WatchModelRequest.FromString,
                     response_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.WatchModelResponse.SerializeToString,
+            ),
+            'SetAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAlias,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.SetAliasRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.SetAliasResponse.SerializeToString,
+            ),
+            'DeleteAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteAlias,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.DeleteAliasRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.DeleteAliasResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'SleepModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SleepModel,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.SleepModelRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.SleepModelResponse.SerializeToString,
+            ),
+            'WakeModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeModel,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.WakeModelRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.WakeModelResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.GetLoadRequest.FromString,
+                    response_serializer=bitmill_dot_inference_dot_v1_dot_model__service__pb2.GetLoadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +397,195 @@ class ModelService:
             '/bitmill.inference.v1.ModelService/WatchModel',
             bitmill_dot_inference_dot_v1_dot_model__service__pb2.WatchModelRequest.SerializeToString,
             bitmill_dot_inference_dot_v1_dot_model__service__pb2.WatchModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.ModelService/SetAlias',
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.SetAliasRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.SetAliasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.ModelService/DeleteAlias',
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.DeleteAliasRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.DeleteAliasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.ModelService/LoadAdapter',
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.LoadAdapterRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.ModelService/UnloadAdapter',
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.UnloadAdapterRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SleepModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.ModelService/SleepModel',
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.SleepModelRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.SleepModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.ModelService/WakeModel',
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.WakeModelRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.WakeModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bitmill.inference.v1.ModelService/GetLoad',
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.GetLoadRequest.SerializeToString,
+            bitmill_dot_inference_dot_v1_dot_model__service__pb2.GetLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,
