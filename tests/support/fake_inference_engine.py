@@ -14,20 +14,10 @@ from bitmill_common.errors import BitmillError, UnavailableError
 from bitmill_inference import generation
 from bitmill_inference.devices import ServerDevice
 from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.generation import (
-    ChatPrompt,
-    Chunk,
-    Finish,
-    FinishReason,
-    PositionLogprobs,
-    Prompt,
-    SamplingParams,
-    TextPrompt,
-    TokenLogprob,
-    TokensPrompt,
-    Usage,
-)
+from bitmill_inference.generation import Chunk, Finish, FinishReason, PositionLogprobs, TokenLogprob, Usage
 from bitmill_inference.ports import EngineInfo
+from bitmill_inference.prompts import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from bitmill_inference.sampling import SamplingParams
 
 TEXT = "grüß dich, Welt 🌍"
 VOCAB_SIZE = 0x110000

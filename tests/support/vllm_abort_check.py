@@ -14,7 +14,8 @@ from pathlib import Path
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
 
 from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.generation import SamplingParams, TextPrompt
+from bitmill_inference.prompts import TextPrompt
+from bitmill_inference.sampling import SamplingParams
 from bitmill_inference.vllm_engine import VllmEngine
 from bitmill_inference.vllm_factory import VllmEngineFactory
 

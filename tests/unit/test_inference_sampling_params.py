@@ -8,7 +8,8 @@ import pytest
 
 from bitmill_common.errors import FieldViolation, InvalidArgumentError
 from bitmill_inference import generation
-from bitmill_inference.generation import ChatMessage, ChatPrompt, SamplingParams, TextPrompt, TokensPrompt
+from bitmill_inference.prompts import ChatMessage, ChatPrompt, TextPrompt, TokensPrompt
+from bitmill_inference.sampling import SamplingParams
 
 PROMPT = TextPrompt("hello")
 
@@ -85,7 +86,7 @@ def test_more_than_sixteen_stop_strings_are_refused() -> None:
         (TextPrompt(""), "text"),
         (TokensPrompt(()), "token_ids.ids"),
         (ChatPrompt(()), "messages"),
-        (ChatPrompt((), field="conversation.messages"), "conversation.messages"),
+        (ChatPrompt((), path="conversation.messages"), "conversation.messages"),
     ],
 )
 def test_an_empty_prompt_of_any_kind_is_refused(prompt: generation.Prompt, field: str) -> None:

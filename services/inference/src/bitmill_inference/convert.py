@@ -6,21 +6,10 @@ from collections.abc import Iterable
 
 from bitmill.inference.v1 import generation_pb2, inference_service_pb2
 from bitmill_common.errors import FieldViolation, InvalidArgumentError
-from bitmill_inference.generation import (
-    ChatMessage,
-    ChatPrompt,
-    Chunk,
-    Finish,
-    FinishReason,
-    PositionLogprobs,
-    Prompt,
-    SamplingParams,
-    TextPrompt,
-    TokenLogprob,
-    TokensPrompt,
-    Usage,
-)
+from bitmill_inference.generation import Chunk, Finish, FinishReason, PositionLogprobs, TokenLogprob, Usage
 from bitmill_inference.inference import Generated
+from bitmill_inference.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from bitmill_inference.sampling import SamplingParams
 
 GenerateRequest = inference_service_pb2.GenerateRequest | inference_service_pb2.GenerateUnaryRequest
 ChatRequest = inference_service_pb2.ChatRequest | inference_service_pb2.ChatUnaryRequest
@@ -60,7 +49,7 @@ def tokenize_input(request: inference_service_pb2.TokenizeRequest) -> Prompt:
             add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
             return TextPrompt(request.text, add_special_tokens)
         case "conversation":
-            return ChatPrompt(_messages(request.conversation.messages), field="conversation.messages")
+            return ChatPrompt(_messages(request.conversation.messages), path="conversation.messages")
     raise _missing("input", "set text or conversation")
 
 

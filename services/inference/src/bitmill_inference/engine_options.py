@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from bitmill_inference.generation import Violations
+from bitmill_inference.violations import Violations
 
 
 @dataclass(frozen=True)

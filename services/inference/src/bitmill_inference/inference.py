@@ -7,8 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from bitmill_inference import generation
-from bitmill_inference.generation import Chunk, Prompt, SamplingParams, Usage
+from bitmill_inference.generation import Chunk, Usage
 from bitmill_inference.models import Models
+from bitmill_inference.prompts import ChatPrompt, Prompt, check_prompt
+from bitmill_inference.sampling import SamplingParams
+from bitmill_inference.violations import Violations
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ class Inference:
 
     async def tokenize(self, model: str, prompt: Prompt) -> tuple[Sequence[int], int]:
         """Returns the token ids of text or a conversation, and the longest context of the model in tokens."""
-        violations = generation.Violations()
-        if isinstance(prompt, generation.ChatPrompt):
-            generation.check_prompt(prompt, violations)
+        violations = Violations()
+        if isinstance(prompt, ChatPrompt):
+            check_prompt(prompt, violations)
         violations.raise_if_any()
         with self._models.lease(model) as engine:
             return await engine.tokenize(prompt), engine.info.max_model_len

@@ -21,6 +21,8 @@ class ModelState(enum.Enum):
     DRAINING = "draining"
     FAILED = "failed"
     UNLOADED = "unloaded"
+    RESTARTING = "restarting"
+    SLEEPING = "sleeping"
 
 
 class LoadPhase(enum.Enum):
@@ -43,6 +45,42 @@ class ModelError:
 
 
 @dataclass(frozen=True)
+class LoadProgress:
+    """Bytes done and to do in a phase of a load; 0 to do where the phase does not count bytes."""
+
+    completed_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of a model at one moment."""
+
+    name: str
+    uri: str
+    digest: str
+    rank: int
+    load_time: datetime
+    running_calls: int = 0
+
+
+@dataclass(frozen=True)
+class ModelLoad:
+    """What a model's engine does at the moment; `model.proto` says what each number means."""
+
+    model: str
+    state: ModelState
+    running_requests: int = 0
+    waiting_requests: int = 0
+    kv_cache_usage: float = 0
+    prompt_tokens_per_second: float = 0
+    generation_tokens_per_second: float = 0
+    refused_calls: int = 0
+    max_num_seqs: int = 0
+    max_num_queued_reqs: int = 0
+
+
+@dataclass(frozen=True)
 class Model:
     """A model at one moment. `options` are those that LoadModel gave; `digest` is empty for a plain checkpoint."""
 
@@ -57,3 +95,9 @@ class Model:
     max_model_len: int = 0
     quantization: str = ""
     serving_time: datetime | None = None
+    aliases: tuple[str, ...] = ()
+    progress: LoadProgress = LoadProgress()
+    supported_tasks: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
+    restarts: int = 0
+    restart_time: datetime | None = None

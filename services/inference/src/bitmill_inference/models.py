@@ -26,9 +26,11 @@ from bitmill_common.object_store import ObjectStore
 from bitmill_inference.artifact_source import ArtifactSource, LocalModel
 from bitmill_inference.devices import require_device
 from bitmill_inference.engine_options import EngineOptions, check_engine_options
-from bitmill_inference.generation import SamplingParams, TokensPrompt, Violations
 from bitmill_inference.model import MODEL_NAME, MODEL_NAME_RULE, LoadPhase, Model, ModelError, ModelState
 from bitmill_inference.ports import Engine, EngineFactory, ModelHealth
+from bitmill_inference.prompts import TokensPrompt
+from bitmill_inference.sampling import SamplingParams
+from bitmill_inference.violations import Violations
 
 log = structlog.get_logger("bitmill.models")
 

@@ -9,7 +9,10 @@ from typing import Protocol
 
 from bitmill_inference.devices import ServerDevice
 from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.generation import Chunk, Prompt, SamplingParams
+from bitmill_inference.generation import Chunk, RequestOptions
+from bitmill_inference.pooling import Embedded, EmbedParams, Scored, ScoreParams
+from bitmill_inference.prompts import Prompt
+from bitmill_inference.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,39 @@ class EngineInfo:
     """What an engine knows about its model.
 
     `max_model_len`: longest context in tokens, prompt and output together. `quantization`: vLLM's name of the method,
-    empty for none. `vocab_size`: every valid token id is below it.
+    empty for none. `vocab_size`: every valid token id is below it. `supported_tasks`: vLLM's names of what the model
+    does. `max_num_seqs`: most requests in one step.
     """
 
     max_model_len: int
     quantization: str
     vocab_size: int
+    supported_tasks: tuple[str, ...] = ("generate",)
+    max_num_seqs: int = 0
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """What an engine does at the moment: requests in its steps, requests that wait, fraction of the KV cache in use.
+
+    `prompt_tokens` and `generation_tokens` count up since the engine started.
+    """
+
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    prompt_tokens: int
+    generation_tokens: int
+
+
+@dataclass(frozen=True)
+class LocalAdapter:
+    """An adapter on this host's disk. `adapter_id`: from 1, never used twice in one engine. `rank`: of its matrices."""
+
+    name: str
+    adapter_id: int
+    directory: Path
+    rank: int
 
 
 class Engine(Protocol):
@@ -30,13 +60,48 @@ class Engine(Protocol):
 
     info: EngineInfo
 
-    def generate(self, prompt: Prompt, params: SamplingParams, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        stream: bool,
+        adapter: LocalAdapter | None = None,
+        request_id: str = "",
+    ) -> AsyncGenerator[Chunk, None]:
         """Yields what is new as it comes, or without `stream` one chunk for each sequence when all have ended.
 
         Concatenated, the streamed texts are the text without `stream`. Closing the generator, or cancelling the task
-        that reads it, frees the request's place at once. Raises `InvalidArgumentError` for a prompt that does not fit
-        or ids outside the vocabulary, `UnavailableError` when the engine has died.
+        that reads it, frees the request's place at once. `request_id` is the engine's own, unique one, for `abort`;
+        empty: one is made. Raises `InvalidArgumentError` for a prompt that does not fit, ids outside the vocabulary or
+        a form that cannot be compiled, `FailedPreconditionError` when the model does not generate or lacks a parser
+        that the prompt needs, `UnavailableError` when the engine's queue is full or the engine has died.
         """
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request: its sequences end with `FinishReason.ABORT` and what they have. An unknown id is no error."""
+
+    async def embed(
+        self,
+        prompts: Sequence[Prompt],
+        params: EmbedParams,
+        options: RequestOptions,
+        *,
+        adapter: LocalAdapter | None = None,
+    ) -> Embedded:
+        """Returns one vector for each prompt. Raises as `generate`, `FailedPreconditionError` naming the tasks."""
+
+    async def score(
+        self,
+        query: str,
+        documents: Sequence[str],
+        params: ScoreParams,
+        options: RequestOptions,
+        *,
+        adapter: LocalAdapter | None = None,
+    ) -> Scored:
+        """Returns one score for each document. Raises as `embed`."""
 
     async def tokenize(self, prompt: Prompt) -> Sequence[int]:
         """Returns the token ids of a prompt of any length."""
@@ -47,6 +112,21 @@ class Engine(Protocol):
     @property
     def num_running(self) -> int:
         """Requests that the engine has not finished."""
+
+    def load(self) -> EngineLoad:
+        """Returns what the engine does at the moment."""
+
+    async def add_adapter(self, adapter: LocalAdapter) -> None:
+        """Makes an adapter known. Raises `FailedPreconditionError` when it does not fit the model."""
+
+    async def remove_adapter(self, adapter: LocalAdapter) -> None:
+        """Forgets an adapter that no request uses."""
+
+    async def sleep(self) -> None:
+        """Frees the device's memory and keeps the weights on the host. Only without running requests."""
+
+    async def wake(self) -> None:
+        """Undoes `sleep`."""
 
     async def died(self) -> None:
         """Returns when the engine has ended without being stopped, and never otherwise."""

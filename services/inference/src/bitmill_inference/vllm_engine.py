@@ -29,20 +29,10 @@ from bitmill_common.errors import (
     UnavailableError,
 )
 from bitmill_inference import generation
-from bitmill_inference.generation import (
-    ChatPrompt,
-    Chunk,
-    Finish,
-    FinishReason,
-    PositionLogprobs,
-    Prompt,
-    SamplingParams,
-    TextPrompt,
-    TokenLogprob,
-    TokensPrompt,
-    Usage,
-)
+from bitmill_inference.generation import Chunk, Finish, FinishReason, PositionLogprobs, TokenLogprob, Usage
 from bitmill_inference.ports import EngineInfo
+from bitmill_inference.prompts import ChatPrompt, Prompt, TextPrompt, TokensPrompt, prompt_field
+from bitmill_inference.sampling import SAMPLING_FIELD, SamplingParams
 
 # vLLM's own 5 s are too few on a busy host; what it then kills, it does not reap.
 STOP_GRACE_S = 30
@@ -93,9 +83,7 @@ class VllmEngine:
             engine_input = await self._render(prompt)
         prompt_tokens = len(engine_input["prompt_token_ids"])
         generation.check_fits(prompt, prompt_tokens, params, self.info.max_model_len)
-        generation.check_vocabulary(
-            f"{generation.SAMPLING_FIELD}.stop_token_ids", params.stop_token_ids, self.info.vocab_size
-        )
+        generation.check_vocabulary(f"{SAMPLING_FIELD}.stop_token_ids", params.stop_token_ids, self.info.vocab_size)
         completion_tokens = 0
         with _translated(prompt):
             vllm_params = self._vllm_params(params, prompt_tokens, stream)
@@ -156,7 +144,7 @@ class VllmEngine:
             raise InvalidArgumentError(
                 [
                     FieldViolation(
-                        generation.prompt_field(prompt),
+                        prompt_field(prompt),
                         f"the prompt has {characters} characters; the context of {self.info.max_model_len} tokens "
                         f"holds {self._max_prompt_characters} at most",
                         "PROMPT_TOO_LONG",
@@ -246,10 +234,10 @@ def _translated(prompt: Prompt) -> Any:
         yield
     except VLLMValidationError as error:
         known = error.parameter in {field.name for field in dataclasses.fields(SamplingParams)}
-        path = f"{generation.SAMPLING_FIELD}.{error.parameter}" if known else generation.prompt_field(prompt)
+        path = f"{SAMPLING_FIELD}.{error.parameter}" if known else prompt_field(prompt)
         raise InvalidArgumentError([FieldViolation(path, str(error.args[0]))]) from error
     except VLLMClientError as error:
-        raise InvalidArgumentError([FieldViolation(generation.prompt_field(prompt), str(error))]) from error
+        raise InvalidArgumentError([FieldViolation(prompt_field(prompt), str(error))]) from error
     except ChatTemplateResolutionError as error:
         raise FailedPreconditionError("CHAT_TEMPLATE_MISSING", "the model has no chat template") from error
     except EngineDeadError as error:
