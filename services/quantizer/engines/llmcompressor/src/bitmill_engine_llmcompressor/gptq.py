@@ -9,9 +9,12 @@ import torch
 from llmcompressor.core import Event, State
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.gptq import base as gptq_base
+from llmcompressor.modifiers.gptq.helpers import make_empty_hessian
 from llmcompressor.utils.metric_logging import CompressionLogger
 from llmcompressor.utils.pytorch.module import infer_sequential_targets
 from pydantic import PrivateAttr
+
+from bitmill_engine_llmcompressor import calibration_cuda
 
 OnLayer = Callable[[int, int, float | None, str], None]
 """Called at the start and after each decoder layer with layers done, layers in all, the mean loss of the modules of the
@@ -28,6 +31,8 @@ class ReportingGPTQModifier(GPTQModifier):  # type: ignore[misc]
     _last_input: torch.Tensor | None = PrivateAttr(default=None)
     _last_module: torch.nn.Module | None = PrivateAttr(default=None)
     _leaders: dict[torch.nn.Module, torch.nn.Module] = PrivateAttr(default_factory=dict)
+    # Hessians of which only the lower part is there yet.
+    _lower: list[torch.Tensor] = PrivateAttr(default_factory=list)
 
     def report_to(self, on_layer: OnLayer) -> "ReportingGPTQModifier":
         """Set the receiver of the reports."""
@@ -54,14 +59,29 @@ class ReportingGPTQModifier(GPTQModifier):  # type: ignore[misc]
             self._num_samples[module] = self._num_samples[self._last_module]
         if (leader := self._leaders.get(module)) is None:
             self._last_input, self._last_module = args[0], module
-            super().calibrate_module(module, args, output)
+            self._accumulate(module, args, output)
         elif leader is not self._last_module or args[0] is not self._last_input:
             raise RuntimeError(f"{self._module_names[module]} no longer reads the input it shared in the first batch")
+
+    def _accumulate(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        inputs = args[0]
+        if not calibration_cuda.is_fast_input(inputs):
+            super().calibrate_module(module, args, output)
+            return
+        if module not in self._num_samples:
+            self._hessians[module] = make_empty_hessian(module, device=inputs.device)
+            self._num_samples[module] = torch.zeros((), device=inputs.device)
+            self._lower.append(self._hessians[module])
+        calibration_cuda.accumulate_lower(inputs, self._hessians[module])
+        self._num_samples[module] += inputs.shape[0] if inputs.dim() > 2 else 1
 
     def compress_module_list(self, module_list: list[torch.nn.Module]) -> None:
         """Round the modules' weights and keep the losses."""
         self._last_input, self._last_module = None, None
         self._leaders.clear()
+        for hessian in self._lower:
+            calibration_cuda.mirror_lower(hessian)
+        self._lower.clear()
         with patch.object(gptq_base, "CompressionLogger", partial(_LossKeeper, self._losses)):
             super().compress_module_list(module_list)
 

@@ -1,5 +1,6 @@
 """The operation `quantize`: a checkpoint directory in, a compressed-tensors model directory out."""
 
+import contextlib
 import platform
 import shutil
 from importlib.metadata import version
@@ -12,9 +13,10 @@ from safetensors import safe_open
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from bitmill_engine_llmcompressor import gptq_cpu
+from bitmill_engine_llmcompressor import calibration_cuda, gptq_cpu
 from bitmill_engine_llmcompressor.calibration import Samples, build_samples
-from bitmill_engine_llmcompressor.checkpoints import load_model, load_tokenizer, require_context
+from bitmill_engine_llmcompressor.calibration_cuda import BatchPlan, plan_batches
+from bitmill_engine_llmcompressor.checkpoints import device, load_model, load_tokenizer, require_context
 from bitmill_engine_llmcompressor.gptq import ReportingGPTQModifier
 from bitmill_engine_llmcompressor.process import peak_memory_bytes
 from bitmill_engine_llmcompressor.protocol import EngineError, EventWriter, QuantizeRequest
@@ -54,6 +56,7 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
         "num_calibration_tokens": samples.num_tokens,
         "num_quantized_modules": count_quantized_modules(request.output_dir),
         "peak_memory_bytes": peak_memory_bytes(),
+        "peak_device_memory_bytes": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0,
     }
 
 
@@ -75,8 +78,25 @@ def _compress(
             "quantize", completed, total, "layers", loss=loss, message=remark
         )
     )
-    batches = DataLoader([{"input_ids": torch.tensor(sample)} for sample in samples.token_ids], batch_size=1)
-    oneshot(model=model, processor=tokenizer, dataset=batches, recipe=[modifier])
+    plan = _plan(model, samples)
+    inputs = [{"input_ids": torch.tensor(sample)} for sample in samples.token_ids]
+    batches = DataLoader(inputs, batch_size=plan.batch_size)
+    with calibration_cuda.fused_attention(model) if plan.fused_attention else contextlib.nullcontext():
+        oneshot(
+            model=model,
+            processor=tokenizer,
+            dataset=batches,
+            recipe=[modifier],
+            sequential_offload_device=plan.offload_device,
+        )
+
+
+def _plan(model: PreTrainedModel, samples: Samples) -> BatchPlan:
+    """How to calibrate on the device there is."""
+    if device().type == "cpu":
+        return BatchPlan(batch_size=1, offload_device="cpu", fused_attention=False)
+    free_bytes, _ = torch.cuda.mem_get_info()
+    return plan_batches(model.config, len(samples.token_ids), len(samples.token_ids[0]), free_bytes)
 
 
 def _require_finite(model: PreTrainedModel) -> None:
