@@ -24,7 +24,6 @@ REPOSITORY = Path(__file__).parents[1]
 ENGINE = REPOSITORY / "services/quantizer/engines/llmcompressor"
 RECIPE = {
     "scheme": "W4A16",
-    "group_size": 128,
     "symmetric": True,
     "ignore": ["lm_head"],
     "dampening_frac": 0.01,
@@ -64,9 +63,13 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=REPOSITORY / "benchmarks/results")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        result = Bench(arguments, Path(scratch)).run()
-    target = arguments.output_dir / f"quantization-speed-{result['about']['device_kind']}.json"
-    target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        bench = Bench(arguments, Path(scratch))
+        result = {"about": bench.about()}
+        target = arguments.output_dir / f"quantization-speed-{result['about']['device_kind']}.json"
+        parts = [bench.speed, bench.recovery] if arguments.recovery else [bench.speed]
+        for part in parts[::-1]:
+            result |= part()
+            target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(target.read_text())
 
 
@@ -77,15 +80,15 @@ class Bench:
         self._arguments = arguments
         self._scratch = scratch
 
-    def run(self) -> dict[str, Any]:
-        """Returns the result as written."""
+    def speed(self) -> dict[str, Any]:
+        """Both sides' seconds a layer on random weights."""
         arguments = self._arguments
         samples = {"num_samples": arguments.num_samples, "max_sequence_length": arguments.max_sequence_length}
         model = self._model("model", arguments.layers)
         ours, seconds = self._quantize(model, samples)
         layer_s = _layer_seconds(ours)
         plain = self._plain(self._model("plain-model", arguments.plain_layers), samples)
-        result = {
+        return {
             "layers": arguments.layers,
             **samples,
             "bitmill_s": round(seconds, 1),
@@ -94,11 +97,7 @@ class Bench:
             "bitmill_peak_device_memory_gib": _gib(ours[-1][1].get("peak_device_memory_bytes", 0)),
             "plain_layer_s": round(statistics.median(plain), 2),
             "ratio": round(statistics.median(plain) / statistics.median(layer_s), 2),
-            "about": self._about(),
         }
-        if arguments.recovery:
-            result["recovery"] = self._recovery(Path(arguments.recovery))
-        return result
 
     def _model(self, name: str, layers: int) -> Path:
         directory = self._scratch / name
@@ -107,22 +106,31 @@ class Bench:
         self._python(script, directory, self._arguments.tokenizer, layers, self._arguments.shape)
         return directory
 
-    def _quantize(self, model: Path, samples: dict[str, int]) -> tuple[list[tuple[float, dict[str, Any]]], float]:
+    def _quantize(
+        self, model: Path, samples: dict[str, int], **recipe: int
+    ) -> tuple[list[tuple[float, dict[str, Any]]], float]:
         """The engine's events with the times at which they came, and the seconds of the whole process."""
-        request = self._request("quantize", source_dir=str(model), output_dir=f"{model}-bitmill", calibration=samples)
+        request = self._request(
+            "quantize", source_dir=str(model), output_dir=f"{model}-bitmill", calibration=samples, **recipe
+        )
         return self._engine(request)
 
-    def _plain(self, model: Path, samples: dict[str, int]) -> list[float]:
-        request = self._request("quantize", source_dir=str(model), output_dir=f"{model}-plain", calibration=samples)
+    def _plain(self, model: Path, samples: dict[str, int], **recipe: int) -> list[float]:
+        request = self._request(
+            "quantize", source_dir=str(model), output_dir=f"{model}-plain", calibration=samples, **recipe
+        )
         output = self._python(REPOSITORY / "benchmarks/plain_llmcompressor.py", request)
         return list(json.loads(output.splitlines()[-1])["layer_s"])
 
-    def _recovery(self, checkpoint: Path) -> dict[str, Any]:
+    def recovery(self) -> dict[str, Any]:
+        """What both sides' artifacts of a real checkpoint lost."""
+        checkpoint = Path(self._arguments.recovery)
         model = self._scratch / "recovery"
         model.symlink_to(checkpoint.resolve())
         samples = {"num_samples": 128, "max_sequence_length": 2048}
-        self._quantize(model, samples)
-        self._plain(model, samples)
+        # Some small models have sizes that 128 does not divide.
+        self._quantize(model, samples, group_size=64)
+        self._plain(model, samples, group_size=64)
         measured = {}
         for side in ("bitmill", "plain"):
             request = self._request(
@@ -134,12 +142,14 @@ class Bench:
             )
             events, _ = self._engine(request)
             measured[side] = {key: events[-1][1][key] for key in ("artifact_perplexity", "mean_kl_divergence")}
-        return {"checkpoint": checkpoint.name, **samples, **measured}
+        return {"recovery": {"checkpoint": checkpoint.name, "group_size": 64, **samples, **measured}}
 
-    def _request(self, operation: str, calibration: dict[str, int] | None = None, **fields: Any) -> Path:
+    def _request(
+        self, operation: str, calibration: dict[str, int] | None = None, group_size: int = 128, **fields: Any
+    ) -> Path:
         request = {"protocol_version": 1, "operation": operation, **fields}
         if calibration:
-            request |= {"recipe": RECIPE, "calibration": {"path": None, **calibration}}
+            request |= {"recipe": RECIPE | {"group_size": group_size}, "calibration": {"path": None, **calibration}}
         path = self._scratch / f"{operation}.json"
         path.write_text(json.dumps(request), encoding="utf-8")
         return path
@@ -151,8 +161,7 @@ class Bench:
         with (self._scratch / "engine.log").open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
             assert process.stdout is not None
-            for line in process.stdout:
-                events.append((time.perf_counter() - start, json.loads(line)))
+            events.extend((time.perf_counter() - start, json.loads(line)) for line in process.stdout)
         if process.wait() != 0:
             raise RuntimeError(f"{events[-1:]} {(self._scratch / 'engine.log').read_text()[-3000:]}")
         return events, time.perf_counter() - start
@@ -164,7 +173,8 @@ class Bench:
             raise RuntimeError(done.stderr[-3000:])
         return done.stdout
 
-    def _about(self) -> dict[str, str]:
+    def about(self) -> dict[str, str]:
+        """The device and the versions."""
         script = self._scratch / "about.py"
         script.write_text(
             "import json, torch\nfrom importlib.metadata import version\n"

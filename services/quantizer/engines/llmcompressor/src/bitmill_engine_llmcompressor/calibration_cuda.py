@@ -105,7 +105,7 @@ def fused_attention(model: PreTrainedModel) -> Iterator[None]:
     if not _takes_plain_attention(model):
         yield
         return
-    ALL_ATTENTION_FUNCTIONS.register(_EAGER, attention)
+    ALL_ATTENTION_FUNCTIONS[_EAGER] = attention
     try:
         yield
     finally:
