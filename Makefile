@@ -47,6 +47,8 @@ check: .venv/.ready ## lint, types, protos, and whether the committed stubs are 
 .PHONY: bench
 bench: setup $(EXAMPLE)/config.json ## the benchmarks behind the README's numbers, into benchmarks/results/
 	$(INFERENCE)/.venv/bin/python benchmarks/streaming.py
+	$(INFERENCE)/.venv/bin/python benchmarks/overload.py
+	$(INFERENCE)/.venv/bin/python benchmarks/admission_window.py
 	.venv/bin/python benchmarks/transfer.py
 
 .PHONY: protos
@@ -58,10 +60,10 @@ lock: .venv/.ready ## resolve every lock file again from the pyproject files
 	$(COMPILE) requirements/dev.in $(QUANTIZER)/pyproject.toml $(INFERENCE)/pyproject.toml -o requirements/dev.lock
 	$(COMPILE) $(QUANTIZER)/pyproject.toml -o $(QUANTIZER)/requirements.lock
 	$(COMPILE) $(ENGINE)/pyproject.toml -o $(ENGINE)/requirements-gpu.lock
-	$(COMPILE) $(INFERENCE)/pyproject.toml --extra gpu -o $(INFERENCE)/requirements-gpu.lock
+	$(COMPILE) $(INFERENCE)/pyproject.toml --extra gpu --extra smg -o $(INFERENCE)/requirements-gpu.lock
 	$(COMPILE) $(ENGINE)/pyproject.toml --find-links $(TORCH_INDEX)/torch -o $(ENGINE)/requirements-cpu.lock
-	$(COMPILE) $(INFERENCE)/pyproject.toml --extra cpu --find-links $(TORCH_INDEX)/torch \
-	  --overrides requirements/overrides-inference-cpu.txt -o $(INFERENCE)/requirements-cpu.lock
+	$(COMPILE) $(INFERENCE)/pyproject.toml --extra cpu --extra smg \
+	  --find-links $(TORCH_INDEX)/torch --overrides requirements/overrides-inference-cpu.txt -o $(INFERENCE)/requirements-cpu.lock
 
 .PHONY: clean
 clean: ## remove what was built; the environments stay

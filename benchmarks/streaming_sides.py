@@ -121,17 +121,23 @@ class ServedSide:
 
 
 @contextlib.contextmanager
-def bitmill(model: Path) -> Iterator[ServedSide]:
-    """bitmill's server, with the model loaded."""
+def bitmill_server(root: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """bitmill's server for the checkpoints in a directory, and its address."""
     with tempfile.TemporaryDirectory() as cache_dir:
-        arguments = ["--address", "127.0.0.1:0", "--model-roots", model.parent.as_uri(), "--cache-dir", cache_dir]
+        arguments = ["--address", "127.0.0.1:0", "--model-roots", root.as_uri(), "--cache-dir", cache_dir]
         server = subprocess.Popen(
             [sys.executable, "-m", "bitmill_inference", *arguments], stderr=subprocess.PIPE, text=True
         )
         with _stopping(server):
-            address = _address_in_log(server)
-            load_model(address, model)
-            yield from _with_client("bitmill", server, address, model)
+            yield server, _address_in_log(server)
+
+
+@contextlib.contextmanager
+def bitmill(model: Path) -> Iterator[ServedSide]:
+    """bitmill's server, with the model loaded."""
+    with bitmill_server(model.parent) as (server, address):
+        load_model(address, model)
+        yield from _with_client("bitmill", server, address, model)
 
 
 @contextlib.contextmanager
@@ -176,17 +182,15 @@ SERVERS: dict[str, Callable[[Path], contextlib.AbstractContextManager[ServedSide
 }
 
 
-def load_model(address: str, model: Path, **options: Any) -> None:
-    """Loads the model into bitmill's server as MODEL_NAME, with ENGINE_OPTIONS and `options` over them."""
+def load_model(address: str, model: Path, name: str = MODEL_NAME, **options: Any) -> None:
+    """Loads the model into bitmill's server, with ENGINE_OPTIONS and `options` over them."""
     import grpc
 
     from bitmill.inference.v1 import model_service_pb2, model_service_pb2_grpc
 
     with grpc.insecure_channel(address) as channel:
         model_service_pb2_grpc.ModelServiceStub(channel).LoadModel(
-            model_service_pb2.LoadModelRequest(
-                name=MODEL_NAME, uri=model.as_uri(), engine_options=ENGINE_OPTIONS | options
-            )
+            model_service_pb2.LoadModelRequest(name=name, uri=model.as_uri(), engine_options=ENGINE_OPTIONS | options)
         )
 
 

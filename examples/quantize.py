@@ -3,7 +3,7 @@
 import argparse
 
 from bitmill import InferenceClient, QuantizerClient
-from bitmill.quantizer.v1.quantization_job_pb2 import JobPhase
+from bitmill.quantizer.v1.quantization_job_pb2 import JobPhase, JobState
 
 
 def main() -> None:
@@ -29,7 +29,9 @@ def main() -> None:
         )
         for event in quantizer.watch(job.job_id):
             progress = event.job.progress
-            print(JobPhase.Name(event.job.phase), progress.completed, progress.total, progress.unit)
+            running = event.job.state == JobState.JOB_STATE_RUNNING and event.job.phase
+            step = JobPhase.Name(event.job.phase) if running else JobState.Name(event.job.state)
+            print(step, *((progress.completed, progress.total, progress.unit) if progress.unit else ()))
         job = quantizer.wait(job.job_id)  # Raises JobNotSucceededError with the reason when it failed.
         evaluation = quantizer.artifact(job.artifact_uri).evaluation
         print(f"perplexity {evaluation.source_perplexity:.2f} -> {evaluation.artifact_perplexity:.2f}")

@@ -67,7 +67,9 @@ def inference_server(
 ) -> Iterator[InferenceProcess]:
     """A server with the tiny checkpoint loaded as "tiny". Others may be loaded from pytest's temporary directories."""
     root = tmp_path_factory.getbasetemp()
-    server = InferenceProcess(inference_python, [tiny_checkpoints, root], tmp_path_factory.mktemp("inference-cache"))
+    flags = ("--metrics-address", "127.0.0.1:0", "--vllm-service-model", "tiny")
+    cache = tmp_path_factory.mktemp("inference-cache")
+    server = InferenceProcess(inference_python, [tiny_checkpoints, root], cache, flags)
     try:
         server.load("tiny", tiny_checkpoints / "tied")
         yield server

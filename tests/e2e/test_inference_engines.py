@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import grpc
@@ -71,62 +72,33 @@ def test_unset_fields_take_the_models_generation_config(
 
 
 @pytest.mark.parametrize(
-    ("options", "cause"),
+    ("options", "reason", "cause"),
     [
-        # vLLM sees it before it starts a process ...
-        ({"max_model_len": 1_000_000}, "max_model_len"),
-        # ... and this one only deep inside one.
-        ({"kv_cache_memory_bytes": 1024}, "cache blocks"),
+        # Found before a process starts ...
+        ({"max_model_len": 1_000_000}, "MAX_MODEL_LEN_TOO_LARGE", "is 1000000; the model's context has 512 tokens"),
+        ({"tensor_parallel_size": 1024}, "DEVICES_MISSING", "needs 1024 CPU cores; this server has"),
+        ({"enable_sleep_mode": True}, "SLEEP_MODE_UNSUPPORTED", "this server has CPU"),
+        # ... and only deep inside one.
+        ({"kv_cache_memory_bytes": 1024}, "ENGINE_START_FAILED", "cache blocks"),
     ],
 )
 def test_an_engine_that_does_not_start_says_why_and_leaves_no_process(
-    options: dict[str, int], cause: str, inference_server: InferenceProcess, tiny_checkpoint: Path
+    options: dict[str, int], reason: str, cause: str, inference_server: InferenceProcess, tiny_checkpoint: Path
 ) -> None:
-    """FAILED_PRECONDITION with vLLM's own reason; the model stays listed as FAILED, the others serve on."""
+    """FAILED_PRECONDITION with the reason, or vLLM's own; the model stays listed as FAILED, the others serve on."""
     cores = inference_server.engine_cores()
     with pytest.raises(grpc.RpcError) as caught:
         inference_server.load("failing", tiny_checkpoint, **options)
     try:
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        assert error_info(caught.value).reason == "ENGINE_START_FAILED"
+        assert error_info(caught.value).reason == reason
         assert cause in caught.value.details()
         model = inference_server.get("failing")
-        assert (model.state, model.error.reason) == (model_pb2.MODEL_STATE_FAILED, "ENGINE_START_FAILED")
+        assert (model.state, model.error.reason) == (model_pb2.MODEL_STATE_FAILED, reason)
         assert inference_server.engine_cores() == cores
         assert generate(inference_server, "tiny", GREEDY).text
     finally:
         inference_server.unload("failing")
-
-
-def test_a_model_whose_engine_is_killed_fails_and_the_others_serve_on(
-    inference_server: InferenceProcess, tiny_checkpoint: Path
-) -> None:
-    """The running stream ends UNAVAILABLE; health and watchers learn of it; loading again is possible."""
-    before = inference_server.engine_cores()
-    inference_server.load("mortal", tiny_checkpoint)
-    try:
-        assert inference_server.is_serving("mortal")
-        watching = inference_server.models.WatchModel(model_service_pb2.WatchModelRequest(name="mortal"), timeout=60)
-        assert next(watching).model.state == model_pb2.MODEL_STATE_SERVING
-        (core,) = inference_server.engine_cores() - before
-        workers = set(core.children(recursive=True))
-        stream = inference_server.inference.Generate(
-            pb.GenerateRequest(model="mortal", text="a", sampling_params=ENDLESS), timeout=60
-        )
-        next(stream)
-        core.kill()
-        with pytest.raises(grpc.RpcError) as caught:
-            list(stream)
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert error_info(caught.value).reason == "ENGINE_DIED"
-        failed = next(watching).model
-        assert (failed.state, failed.error.reason) == (model_pb2.MODEL_STATE_FAILED, "ENGINE_DIED")
-        assert not inference_server.is_serving("mortal")
-        assert inference_server.is_serving("tiny")
-        assert generate(inference_server, "tiny", GREEDY).text
-        assert outliving(workers) == []
-    finally:
-        inference_server.unload("mortal")
 
 
 @pytest.fixture
@@ -161,6 +133,23 @@ def test_sigterm_lets_running_streams_end_and_leaves_no_process(own_server: Infe
     assert outliving(processes) == []
 
 
+def test_sigterm_ends_loads_and_restarts_too(own_server: InferenceProcess) -> None:
+    """Engines that are just starting end with the rest, and the exit status is 0."""
+    (core,) = own_server.engine_cores()
+    watching = own_server.models.WatchModel(model_service_pb2.WatchModelRequest(name="tiny"), timeout=STOP_TIMEOUT_S)
+    uri = next(watching).model.uri
+    core.kill()
+    assert next(watching).model.state == model_pb2.MODEL_STATE_RESTARTING
+    request = model_service_pb2.LoadModelRequest(name="loading", uri=uri, return_immediately=True)
+    own_server.models.LoadModel(request, timeout=STOP_TIMEOUT_S)
+    # Of the first start, and of whichever comes next.
+    own_server.wait_for_lines("Initializing a V1 LLM engine", 2)
+    processes = own_server.children()
+    own_server.terminate()
+    assert own_server.wait() == 0
+    assert outliving(processes) == []
+
+
 def test_no_engine_outlives_a_server_that_was_killed(own_server: InferenceProcess) -> None:
     """Neither one that serves nor one that is just starting."""
     serving = own_server.children()
@@ -175,10 +164,60 @@ def test_no_engine_outlives_a_server_that_was_killed(own_server: InferenceProces
     assert outliving(processes) == []
 
 
-@pytest.mark.parametrize("how", ["close", "cancel", "deadline"])
-def test_the_engine_core_forgets_a_request_whose_caller_leaves(how: str, left: dict[str, dict[str, object]]) -> None:
-    """However the caller leaves, the engine's own process has no work afterwards."""
-    assert left[how] == {"while_running": True, "after": False, "num_running": 0}
+def test_aborted_calls_end_ok_with_what_they_have(inference_server: InferenceProcess) -> None:
+    """A stream and a unary call of the same id, with every sequence; the engine's places are free again."""
+    sampling = {"temperature": 1, "ignore_eos": True, "n": 2, "stop": ["never said, so held back"]}
+    metadata = (("x-request-id", "aborted"),)
+    stream = inference_server.inference.Generate(
+        pb.GenerateRequest(model="tiny", text="a", sampling_params=sampling), metadata=metadata, timeout=60
+    )
+    unary = inference_server.inference.GenerateUnary.future(
+        pb.GenerateUnaryRequest(model="tiny", text="a", sampling_params=sampling), metadata=metadata, timeout=60
+    )
+    deadline = time.monotonic() + 60
+    while running_requests(inference_server) < 4:
+        assert time.monotonic() < deadline
+    abort = pb.AbortRequest(request_ids=["aborted"])
+    assert inference_server.inference.Abort(abort, timeout=60).aborted_calls == 2
+    chunks, sequences = list(stream), unary.result().sequences
+    ends = [chunk.finish.reason for chunk in chunks if chunk.HasField("finish")]
+    assert ends == [each.finish.reason for each in sequences] == [generation_pb2.FINISH_REASON_ABORT] * 2
+    assert chunks[-1].usage.completion_tokens == sum(len(chunk.token_ids) for chunk in chunks)
+    assert all(each.text for each in sequences)
+    assert running_requests(inference_server) == 0
+
+
+def running_requests(server: InferenceProcess) -> int:
+    load = server.models.GetLoad(model_service_pb2.GetLoadRequest(model="tiny"), timeout=60)
+    return int(load.loads[0].running_requests)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("how", ["close", "cancel", "deadline", "abort", "abort_unary"])
+def test_an_engine_forgets_a_request_whose_caller_leaves_or_aborts(
+    how: str, n: int, left: dict[str, dict[str, object]]
+) -> None:
+    """Its own process has no work and no cache in use afterwards. Of an abort, the caller learns."""
+    assert left[f"{how}-{n}"] == {
+        "while_running": True,
+        "after": False,
+        "num_running": 0,
+        "kv_cache_usage": 0,
+        "remembered": 0,
+        "ends": ["abort"] * n if how.startswith("abort") else [],
+    }
+
+
+def test_vllm_gets_the_options_of_a_request(left: dict[str, dict[str, object]]) -> None:
+    """Each where it expects it."""
+    assert left["options"] == {
+        "priority": 3,
+        "session_id": "session",
+        "trace_headers": {"traceparent": "00-1-2-01"},
+        "request_id": "mine",
+        "lora_request": None,
+        "cache_salt": "salt",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from bitmill.quantizer.v1 import quantizer_service_pb2 as pb
 from bitmill.quantizer.v1 import quantizer_service_pb2_grpc as pb_grpc
 from bitmill_common import errors
-from bitmill_common.interceptors import current_request_id
+from bitmill_common.interceptors import CallObserver, current_request_id
 from bitmill_common.server import Binding, GrpcServer
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["QuantizerService"]
@@ -32,9 +32,12 @@ class ActingServicer(pb_grpc.QuantizerServiceServicer):
 
     def __init__(self) -> None:
         self.act: Act | None = None
+        self.abort_with: tuple[grpc.StatusCode, str] | None = None
         self.cleaned_up = asyncio.Event()
 
     async def GetQuantizationJob(self, request: Any, context: Any) -> pb.GetQuantizationJobResponse:  # noqa: N802
+        if self.abort_with:
+            await context.abort(*self.abort_with)
         if self.act:
             await self.act(request.job_id)
         return pb.GetQuantizationJobResponse(job={"job_id": current_request_id()})
@@ -42,6 +45,8 @@ class ActingServicer(pb_grpc.QuantizerServiceServicer):
     async def WatchQuantizationJob(self, request: Any, context: Any) -> Any:  # noqa: N802
         try:
             yield pb.WatchQuantizationJobResponse(event={"job": {"job_id": current_request_id()}})
+            if self.abort_with:
+                await context.abort(*self.abort_with)
             if self.act:
                 await self.act(request.job_id)
         finally:
@@ -75,9 +80,10 @@ class Served:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Served]:
+async def serving(observer: CallObserver = lambda method, code, seconds: None) -> AsyncIterator[Served]:
     servicer = ActingServicer()
-    server = GrpcServer([Binding(DESCRIPTOR, partial(pb_grpc.add_QuantizerServiceServicer_to_server, servicer))])
+    bindings = [Binding(DESCRIPTOR, partial(pb_grpc.add_QuantizerServiceServicer_to_server, servicer))]
+    server = GrpcServer(bindings, observer=observer)
     port = await server.start("127.0.0.1:0")
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -175,6 +181,15 @@ class TestStatuses:
         retry = detail(status_of(await served.failure(kind, raising(unavailable))), error_details_pb2.RetryInfo())
         assert retry.retry_delay.ToTimedelta() == timedelta(seconds=1.5)
 
+    @pytest.mark.parametrize(("seconds", "pushback"), [(0, "0"), (1.5, "1500"), (5, "5000"), (6, "-1")])
+    async def test_unavailable_tells_grpc_when_to_send_the_call_again(
+        self, served: Served, kind: str, seconds: float, pushback: str
+    ) -> None:
+        """Not at all where the wait is long: a refusal says more than a deadline that passes in silence."""
+        unavailable = errors.UnavailableError("QUEUE_FULL", "full", retry_after=timedelta(seconds=seconds))
+        error = await served.failure(kind, raising(unavailable))
+        assert error.trailing_metadata()["grpc-retry-pushback-ms"] == pushback
+
     async def test_an_exhausted_resource_names_the_quota(self, served: Served, kind: str) -> None:
         exhausted = errors.ResourceExhaustedError("TOO_LARGE", "40 MiB is more than 32 MiB")
         quota = detail(status_of(await served.failure(kind, raising(exhausted))), error_details_pb2.QuotaFailure())
@@ -198,6 +213,18 @@ class TestStatuses:
         assert detail(status_of(error), error_details_pb2.ErrorInfo()).metadata["request_id"] == "r1"
         (failed,) = [line for line in logged if line["event"] == "call_failed"]
         assert (failed["exc_info"], failed["request_id"]) == (unknown, "r1")
+
+    async def test_a_servicer_that_ends_its_call_itself_keeps_its_status(
+        self, served: Served, kind: str, logged: list[Any]
+    ) -> None:
+        """Servicers of other packages do; the call is logged with that status, once, and has the request id."""
+        served.servicer.abort_with = (grpc.StatusCode.RESOURCE_EXHAUSTED, "no more")
+        error = await served.failure(kind, raising(AssertionError("not reached")), metadata=(("x-request-id", "r1"),))
+        assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "no more")
+        assert dict(error.trailing_metadata()) == {"x-request-id": "r1"}
+        assert [(line["event"], line["code"], line["message"]) for line in logged] == [
+            ("call_finished", "RESOURCE_EXHAUSTED", "no more")
+        ]
 
     @pytest.mark.parametrize("character", ["x", "ü", "漢", "😀", "%", "\n", "\udcff"])
     async def test_long_texts_are_cut_and_still_arrive(self, served: Served, kind: str, character: str) -> None:
@@ -245,6 +272,33 @@ class TestRequestIds:
     async def test_a_long_one_is_cut(self, served: Served, kind: str) -> None:
         _, trailers = await served.call(kind, metadata=(("x-request-id", "x" * 1000),))
         assert trailers["x-request-id"] == "x" * 128
+
+
+class TestObserver:
+    async def test_it_is_told_of_each_call_once_with_its_code_and_duration(self, kind: str) -> None:
+        told: list[tuple[str, grpc.StatusCode, float]] = []
+        async with serving(lambda *call: told.append(call)) as served:
+            await served.call(kind)
+            await served.failure(kind, raising(errors.NotFoundError("GONE", "gone")))
+            await served.failure(kind, raising(RuntimeError("unknown")))
+        assert [code for _, code, _ in told] == [
+            grpc.StatusCode.OK,
+            grpc.StatusCode.NOT_FOUND,
+            grpc.StatusCode.INTERNAL,
+        ]
+        name = "GetQuantizationJob" if kind == "unary" else "WatchQuantizationJob"
+        assert {method for method, _, _ in told} == {f"/{DESCRIPTOR.full_name}/{name}"}
+        assert all(seconds > 0 for _, _, seconds in told)
+
+    async def test_a_caller_that_leaves_is_told_as_cancelled(self, kind: str) -> None:
+        told: asyncio.Queue[grpc.StatusCode] = asyncio.Queue()
+        reached = asyncio.Event()
+        async with serving(lambda method, code, seconds: told.put_nowait(code)) as served:
+            served.servicer.act = hanging(reached, asyncio.Event())
+            calling = asyncio.create_task(served.call(kind))
+            await asyncio.wait_for(reached.wait(), 20)
+            calling.cancel()
+            assert await asyncio.wait_for(told.get(), 20) is grpc.StatusCode.CANCELLED
 
 
 class TestLeaving:

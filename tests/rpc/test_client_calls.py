@@ -1,11 +1,8 @@
-"""Both clients, sync and async, against a real server: deadlines, ids, errors, pages, streams, watches."""
+"""Both clients, sync and async, against a real server: deadlines, ids, errors, pages, channels."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -15,31 +12,14 @@ import pytest
 from bitmill import errors as client_errors
 from bitmill.artifact.v1 import artifact_service_pb2 as artifact_pb
 from bitmill.artifact.v1.artifact_pb2 import Artifact
-from bitmill.artifact.v1.recipe_pb2 import Scheme
 from bitmill.inference.v1 import inference_service_pb2 as inference_pb
 from bitmill.inference.v1 import model_service_pb2 as model_pb
-from bitmill.inference.v1.generation_pb2 import Finish, FinishReason, Usage
-from bitmill.inference.v1.model_pb2 import Model, ModelState
+from bitmill.inference.v1.model_pb2 import Model
 from bitmill.quantizer.v1 import quantizer_service_pb2 as quantizer_pb
-from bitmill.quantizer.v1.quantization_job_pb2 import JobError, JobEvent, JobState, QuantizationJob
+from bitmill.quantizer.v1.quantization_job_pb2 import JobEvent, JobState, QuantizationJob
 from bitmill_common import errors
-from support.client_drivers import AsyncDriver, SyncDriver
+from support.client_drivers import Driver
 from support.fake_services import FakeServer, Hang
-
-Driver = SyncDriver | AsyncDriver
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    fake = FakeServer()
-    yield fake
-    fake.stop()
-
-
-@pytest.fixture(params=[SyncDriver, AsyncDriver], ids=["sync", "async"])
-def driver(request: pytest.FixtureRequest) -> Driver:
-    driver: Driver = request.param()
-    return driver
 
 
 def job_response(**fields: Any) -> quantizer_pb.GetQuantizationJobResponse:
@@ -124,6 +104,36 @@ class TestRequestIds:
         assert second.request.request_id == second.metadata["x-request-id"] != ""
 
 
+class TestMetadata:
+    def test_the_client_says_who_calls_and_the_call_may_say_for_whom(self, server: FakeServer, driver: Driver) -> None:
+        server.on("GetModel", model_pb.GetModelResponse())
+        driver.inference(server.address, lambda client: client.model("m"), caller_id="gateway")
+        driver.inference(server.address, lambda client: client.model("m", caller_id="tenant-7"), caller_id="gateway")
+        driver.inference(server.address, lambda client: client.model("m"))
+        callers = [call.metadata.get("x-caller-id") for call in server.received["GetModel"]]
+        assert callers == ["gateway", "tenant-7", None]
+
+    def test_trace_headers_go_along(self, server: FakeServer, driver: Driver) -> None:
+        server.on("Generate", [inference_pb.GenerateResponse()])
+        trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Tracestate": "a=b"}
+        driver.inference(
+            server.address,
+            lambda client: client.generate("x", trace_headers=trace),
+            metadata=[("authorization", "Bearer t")],
+        )
+        metadata = server.only_call("Generate").metadata
+        assert metadata["traceparent"] == trace["traceparent"]
+        assert (metadata["tracestate"], metadata["authorization"]) == ("a=b", "Bearer t")
+
+    @pytest.mark.parametrize("options", [{"caller_id": "ü"}, {"trace_headers": {"traceparent": "a\n"}}])
+    def test_what_metadata_cannot_carry_is_refused_before_sending(
+        self, server: FakeServer, driver: Driver, options: dict[str, Any]
+    ) -> None:
+        with pytest.raises(client_errors.RequestValueError, match=r"caller_id|traceparent"):
+            driver.inference(server.address, lambda client: client.model("m", **options))
+        assert not server.received
+
+
 class TestErrors:
     def test_invalid_arguments_name_every_field(self, server: FakeServer, driver: Driver) -> None:
         violations = [
@@ -161,91 +171,45 @@ class TestErrors:
         assert driver.quantizer(server.address, lambda client: client.job("j1")).job_id == "j1"
         assert len(server.received["GetQuantizationJob"]) == 2
 
+    def test_a_refusal_for_longer_than_one_waits_in_a_call_comes_at_once(
+        self, server: FakeServer, driver: Driver
+    ) -> None:
+        """It would else be a deadline that passes in silence."""
+        server.on("GetModel", errors.UnavailableError("MODEL_RESTARTING", "soon", retry_after=timedelta(minutes=5)))
+        with pytest.raises(client_errors.UnavailableError) as caught:
+            driver.inference(server.address, lambda client: client.model("m"))
+        assert caught.value.retry_delay == timedelta(minutes=5)
+        assert len(server.received["GetModel"]) == 1
+
+    def test_what_removes_by_name_is_not_sent_again(self, server: FakeServer, driver: Driver) -> None:
+        """The second time would answer NOT_FOUND after a first one that worked."""
+        server.on("DeleteAlias", errors.UnavailableError("DRAINING", "draining", retry_after=timedelta(0)))
+        with pytest.raises(client_errors.UnavailableError):
+            driver.inference(server.address, lambda client: client.delete_alias("a"))
+        assert len(server.received["DeleteAlias"]) == 1
+
     def test_no_server_at_all_is_unavailable_without_a_reason(self, server: FakeServer, driver: Driver) -> None:
         server.stop()
         with pytest.raises(client_errors.UnavailableError) as caught:
             driver.quantizer(server.address, lambda client: client.plan("s3://b/m", "m"))
         assert caught.value.reason == ""
 
-    def test_an_unknown_sampling_option_is_a_type_error_before_anything_is_sent(
-        self, server: FakeServer, driver: Driver
+    @pytest.mark.parametrize(
+        ("use", "meant"),
+        [
+            (lambda client: client.generate("x", temprature=1), "temperature"),
+            (lambda client: client.chat("x", tool=[]), "tools"),
+            (lambda client: client.embed("x", adaptor="a"), "adapter"),
+            (lambda client: client.load_model("s3://b/m", max_model_length=1), "max_model_len"),
+            (lambda client: client.model("m", timout=1), "timeout"),
+        ],
+    )
+    def test_an_unknown_option_is_a_type_error_before_anything_is_sent(
+        self, server: FakeServer, driver: Driver, use: Any, meant: str
     ) -> None:
-        with pytest.raises(TypeError, match="did you mean 'temperature'"):
-            driver.inference(server.address, lambda client: client.generate("x", temprature=1))
+        with pytest.raises(TypeError, match=f"did you mean '{meant}'"):
+            driver.inference(server.address, use)
         assert not server.received
-
-
-class TestRequests:
-    def test_quantize_sends_the_whole_spec(self, server: FakeServer, driver: Driver) -> None:
-        server.on("CreateQuantizationJob", quantizer_pb.CreateQuantizationJobResponse(job=QuantizationJob(job_id="j")))
-        job = driver.quantizer(
-            server.address,
-            lambda client: client.quantize(
-                "s3://b/m",
-                "m-w4",
-                scheme="w4a16",
-                group_size=64,
-                symmetric=False,
-                ignore=["lm_head", "re:.*gate"],
-                dampening_frac=0.05,
-                seed=7,
-                calibration_uri="s3://b/c.jsonl",
-                num_samples=32,
-                max_sequence_length=512,
-                evaluation_tokens=1024,
-            ),
-        )
-        spec = server.only_call("CreateQuantizationJob").request.spec
-        assert job.job_id == "j"
-        assert (spec.source_uri, spec.artifact_name) == ("s3://b/m", "m-w4")
-        recipe = spec.recipe
-        assert (recipe.scheme, recipe.group_size, recipe.symmetric) == (Scheme.SCHEME_W4A16, 64, False)
-        assert (list(recipe.ignore), recipe.dampening_frac, recipe.seed) == (["lm_head", "re:.*gate"], 0.05, 7)
-        calibration = spec.calibration
-        assert (calibration.uri, calibration.num_samples) == ("s3://b/c.jsonl", 32)
-        assert (calibration.max_sequence_length, spec.evaluation.num_tokens) == (512, 1024)
-
-    def test_what_is_not_given_stays_unset(self, server: FakeServer, driver: Driver) -> None:
-        server.on("CreateQuantizationJob", quantizer_pb.CreateQuantizationJobResponse())
-        driver.quantizer(server.address, lambda client: client.quantize("s3://b/m", "m", scheme="W8A8_INT8"))
-        spec = server.only_call("CreateQuantizationJob").request.spec
-        assert not spec.HasField("calibration")
-        assert not spec.HasField("evaluation")
-        assert not spec.recipe.HasField("group_size")
-
-    def test_a_prompt_is_text_or_token_ids(self, server: FakeServer, driver: Driver) -> None:
-        server.on("Generate", [inference_pb.GenerateResponse()])
-        driver.inference(server.address, lambda client: client.generate("text", max_tokens=3, stop="\n"))
-        driver.inference(server.address, lambda client: client.generate([1, 2, 3]))
-        text, ids = (call.request for call in server.received["Generate"])
-        assert (text.text, text.sampling_params.max_tokens, text.sampling_params.stop) == ("text", 3, ["\n"])
-        assert list(ids.token_ids.ids) == [1, 2, 3]
-        assert not ids.HasField("sampling_params")
-
-    def test_a_conversation_is_text_or_messages(self, server: FakeServer, driver: Driver) -> None:
-        server.on("ChatUnary", inference_pb.ChatUnaryResponse())
-        messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-        driver.inference(server.address, lambda client: client.chat_unary("hi"))
-        driver.inference(server.address, lambda client: client.chat_unary(messages))
-        alone, whole = (call.request.messages for call in server.received["ChatUnary"])
-        assert [(message.role, message.content) for message in alone] == [("user", "hi")]
-        assert [(message.role, message.content) for message in whole] == [("system", "be brief"), ("user", "hi")]
-
-    def test_tokenize_and_detokenize(self, server: FakeServer, driver: Driver) -> None:
-        server.on("Tokenize", inference_pb.TokenizeResponse(token_ids=[5, 6], max_model_len=2048))
-        server.on("Detokenize", inference_pb.DetokenizeResponse(text="hi"))
-        tokens = driver.inference(server.address, lambda client: client.tokenize("hi", add_special_tokens=False))
-        assert list(tokens.token_ids) == [5, 6]
-        assert server.only_call("Tokenize").request.HasField("add_special_tokens")
-        assert driver.inference(server.address, lambda client: client.detokenize([5, 6])) == "hi"
-
-    def test_a_model_is_loaded_with_engine_options(self, server: FakeServer, driver: Driver) -> None:
-        server.on("LoadModel", model_pb.LoadModelResponse(model=Model(name="m", state=ModelState.MODEL_STATE_SERVING)))
-        model = driver.inference(
-            server.address, lambda client: client.load_model("s3://b/a", name="m", max_model_len=512)
-        )
-        assert model.state == ModelState.MODEL_STATE_SERVING
-        assert server.only_call("LoadModel").request.engine_options.max_model_len == 512
 
 
 class TestPages:
@@ -266,107 +230,6 @@ class TestPages:
         server.on("ListModels", model_pb.ListModelsResponse(models=[Model(name="m")]))
         assert [a.name for a in driver.quantizer(server.address, lambda client: client.artifacts("a"))] == ["a"]
         assert [m.name for m in driver.inference(server.address, lambda client: client.models())] == ["m"]
-
-
-class TestStreams:
-    def test_chunks_arrive_as_they_are_sent(self, server: FakeServer, driver: Driver) -> None:
-        finish = Finish(reason=FinishReason.FINISH_REASON_STOP)
-        chunks = [
-            inference_pb.GenerateResponse(text="Once"),
-            inference_pb.GenerateResponse(text=" upon", finish=finish, usage=Usage(completion_tokens=2)),
-        ]
-        server.on("Generate", chunks)
-        assert driver.inference(server.address, lambda client: client.generate("x")) == chunks
-
-    def test_leaving_a_stream_cancels_the_call(self, server: FakeServer) -> None:
-        hang = Hang()
-        server.on("Generate", [inference_pb.GenerateResponse(text="a"), hang])
-
-        def use(client: Any) -> str:
-            with client.generate("x") as stream:
-                text = str(next(stream).text)
-                assert hang.reached.wait(10)
-                return text
-
-        assert SyncDriver().inference(server.address, use) == "a"
-        assert hang.release.wait(10)
-
-    def test_leaving_an_async_stream_cancels_the_call(self, server: FakeServer) -> None:
-        hang = Hang()
-        server.on("Chat", [inference_pb.ChatResponse(content="a"), hang])
-
-        async def use(client: Any) -> str:
-            async with client.chat("x") as stream:
-                content = str((await anext(stream)).content)
-                assert await asyncio.to_thread(hang.reached.wait, 10)
-                return content
-
-        assert AsyncDriver().inference(server.address, use) == "a"
-        assert hang.release.wait(10)
-
-
-class TestWatch:
-    def test_it_yields_events_up_to_the_final_state(self, server: FakeServer, driver: Driver) -> None:
-        server.on("WatchQuantizationJob", [watched(1), watched(2, JobState.JOB_STATE_SUCCEEDED)])
-        events = driver.quantizer(server.address, lambda client: client.watch("j1"))
-        assert [event.sequence for event in events] == [1, 2]
-
-    def test_a_dropped_stream_is_resumed_from_the_last_event_seen(self, server: FakeServer, driver: Driver) -> None:
-        """That event is asked for again, as a sign of life, and yielded once."""
-        server.on(
-            "WatchQuantizationJob",
-            [watched(1), watched(2), errors.UnavailableError("DRAINING", "draining", retry_after=timedelta(0))],
-            [watched(2), watched(3, JobState.JOB_STATE_SUCCEEDED)],
-        )
-        events = driver.quantizer(server.address, lambda client: client.watch("j1"))
-        assert [event.sequence for event in events] == [1, 2, 3]
-        assert [call.request.after_sequence for call in server.received["WatchQuantizationJob"]] == [0, 1]
-
-    def test_it_survives_a_restart_of_the_server(self, server: FakeServer, driver: Driver) -> None:
-        hang = Hang()
-        server.on("WatchQuantizationJob", [watched(1), hang], [watched(2, JobState.JOB_STATE_SUCCEEDED)])
-        with ThreadPoolExecutor(1) as pool:
-            watching = pool.submit(driver.quantizer, server.address, lambda client: client.watch("j1"))
-            assert hang.reached.wait(30)
-            server.restart()
-            assert [event.sequence for event in watching.result(60)] == [1, 2]
-        assert server.received["WatchQuantizationJob"][-1].request.after_sequence == 0
-
-    def test_a_stream_that_ends_before_the_job_is_resumed(self, server: FakeServer, driver: Driver) -> None:
-        server.on("WatchQuantizationJob", [watched(1)], [watched(2, JobState.JOB_STATE_FAILED)])
-        events = driver.quantizer(server.address, lambda client: client.watch("j1"))
-        assert [event.sequence for event in events] == [1, 2]
-
-    def test_it_gives_up_when_the_server_stays_away(self, server: FakeServer, driver: Driver) -> None:
-        server.on("WatchQuantizationJob", [watched(1)], errors.UnavailableError("DRAINING", "draining"))
-        with pytest.raises(client_errors.UnavailableError):
-            driver.quantizer(server.address, lambda client: client.watch("j1", reconnect_timeout=0.1))
-
-    def test_other_errors_end_it_at_once(self, server: FakeServer, driver: Driver) -> None:
-        server.on("WatchQuantizationJob", errors.NotFoundError("JOB_NOT_FOUND", "no job j1"))
-        with pytest.raises(client_errors.NotFoundError):
-            driver.quantizer(server.address, lambda client: client.watch("j1"))
-        assert len(server.received["WatchQuantizationJob"]) == 1
-
-    def test_wait_returns_the_final_job(self, server: FakeServer, driver: Driver) -> None:
-        server.on("WatchQuantizationJob", [watched(1), watched(2, JobState.JOB_STATE_SUCCEEDED)])
-        job = driver.quantizer(server.address, lambda client: client.wait("j1"))
-        assert job.state == JobState.JOB_STATE_SUCCEEDED
-
-    def test_wait_raises_for_a_job_that_failed_unless_told_not_to(self, server: FakeServer, driver: Driver) -> None:
-        event = watched(1, JobState.JOB_STATE_FAILED)
-        event.event.job.error.CopyFrom(JobError(reason="ENGINE_KILLED", message="out of memory"))
-        server.on("WatchQuantizationJob", [event])
-        with pytest.raises(client_errors.JobNotSucceededError, match="ENGINE_KILLED: out of memory"):
-            driver.quantizer(server.address, lambda client: client.wait("j1"))
-        job = driver.quantizer(server.address, lambda client: client.wait("j1", check=False))
-        assert job.error.reason == "ENGINE_KILLED"
-
-    def test_a_model_is_watched_until_unloaded(self, server: FakeServer, driver: Driver) -> None:
-        states = [ModelState.MODEL_STATE_LOADING, ModelState.MODEL_STATE_UNLOADED]
-        server.on("WatchModel", [model_pb.WatchModelResponse(model=Model(name="m", state=state)) for state in states])
-        models = driver.inference(server.address, lambda client: client.watch_model("m"))
-        assert [model.state for model in models] == states
 
 
 def test_a_message_of_many_megabytes_passes(server: FakeServer, driver: Driver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -11,6 +12,8 @@ import pytest
 
 from bitmill.inference.v1 import generation_pb2
 from bitmill.inference.v1 import inference_service_pb2 as pb
+from bitmill_inference.generation import RequestOptions
+from bitmill_inference.sampling import OutputForm, RepetitionDetection, SamplingParams, StructuredOutputs
 from support.fake_inference_engine import TEXT
 from support.inference_serving import TIMEOUT_S, Serving, error_info, serving, violations
 
@@ -79,10 +82,125 @@ async def test_unset_fields_stay_unset_and_zeros_stay_zeros(server: Serving) -> 
     await server.inference.GenerateUnary(pb.GenerateUnaryRequest(text=PROMPT))
     zeros = params(temperature=0, top_k=0, min_tokens=0, seed=0, logprobs=0, ignore_eos=False)
     await server.inference.GenerateUnary(pb.GenerateUnaryRequest(text=PROMPT, sampling_params=zeros))
-    unset, zero = (sampling for _, sampling in server.engine.requests[-2:])
+    unset, zero = (request.params for request in server.engine.requests[-2:])
     assert (unset.temperature, unset.top_k, unset.min_tokens, unset.seed) == (None, None, None, None)
     assert (zero.temperature, zero.top_k, zero.min_tokens, zero.seed) == (0, 0, 0, 0)
     assert (unset.logprobs, zero.logprobs, unset.ignore_eos, zero.ignore_eos) == (None, 0, None, False)
+
+
+async def test_every_sampling_field_reaches_the_engine(server: Serving) -> None:
+    """Each under its own name, whatever its kind."""
+    sampling = params(
+        n=2,
+        logit_bias={5: 1.5, 6: -2},
+        prompt_logprobs=3,
+        truncate_prompt_tokens=4,
+        bad_words=["bad"],
+        allowed_token_ids=[1, 2],
+        logprob_token_ids=[3, 4],
+        structured_outputs={"json_schema": "{}", "disable_any_whitespace": True},
+        thinking_token_budget=7,
+        spaces_between_special_tokens=False,
+        detokenize=False,
+        stream_interval=2,
+        repetition_detection={"max_pattern_size": 3, "min_count": 2},
+    )
+    await server.inference.GenerateUnary(pb.GenerateUnaryRequest(text=PROMPT, sampling_params=sampling))
+    assert server.engine.requests[-1].params == SamplingParams(
+        n=2,
+        logit_bias={5: 1.5, 6: -2},
+        prompt_logprobs=3,
+        truncate_prompt_tokens=4,
+        bad_words=("bad",),
+        allowed_token_ids=(1, 2),
+        logprob_token_ids=(3, 4),
+        structured_outputs=StructuredOutputs(OutputForm.JSON, "{}", disable_any_whitespace=True),
+        thinking_token_budget=7,
+        spaces_between_special_tokens=False,
+        detokenize=False,
+        stream_interval=2,
+        repetition_detection=RepetitionDetection(3, 0, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        ({"json_schema": "{}"}, StructuredOutputs(OutputForm.JSON, "{}")),
+        ({"json_object": True}, StructuredOutputs(OutputForm.JSON_OBJECT, True)),
+        ({"regex": "a+"}, StructuredOutputs(OutputForm.REGEX, "a+")),
+        ({"grammar": 'root ::= "a"'}, StructuredOutputs(OutputForm.GRAMMAR, 'root ::= "a"')),
+        ({"choice": {"texts": ["a", "b"]}}, StructuredOutputs(OutputForm.CHOICE, ("a", "b"))),
+        ({"structural_tag": "{}"}, StructuredOutputs(OutputForm.STRUCTURAL_TAG, "{}")),
+    ],
+)
+async def test_every_form_of_output_reaches_the_engine(
+    outputs: dict[str, object], expected: StructuredOutputs, server: Serving
+) -> None:
+    """With its value."""
+    sampling = params(structured_outputs=outputs)
+    await server.inference.GenerateUnary(pb.GenerateUnaryRequest(text=PROMPT, sampling_params=sampling))
+    assert server.engine.requests[-1].params.structured_outputs == expected
+
+
+async def test_each_of_several_sequences_has_an_index_and_one_end(server: Serving) -> None:
+    """The usage counts all of them and comes once, at the very end."""
+    sampling = params(n=3, max_tokens=4)
+    chunks = [c async for c in server.inference.Generate(pb.GenerateRequest(text=PROMPT, sampling_params=sampling))]
+    unary = await server.inference.GenerateUnary(pb.GenerateUnaryRequest(text=PROMPT, sampling_params=sampling))
+    assert [sequence.index for sequence in unary.sequences] == [0, 1, 2]
+    for sequence in unary.sequences:
+        own = [chunk for chunk in chunks if chunk.index == sequence.index]
+        assert "".join(chunk.text for chunk in own) == sequence.text == TEXT[:4]
+        assert [chunk.HasField("finish") for chunk in own] == [False, False, False, True]
+    assert [chunk.HasField("usage") for chunk in chunks] == [False] * 11 + [True]
+    assert chunks[-1].usage == unary.usage
+    assert unary.usage.completion_tokens == 12
+
+
+async def test_log_probabilities_of_the_prompt_come_once_and_first(server: Serving) -> None:
+    """One entry for each token of the prompt after the first."""
+    sampling = params(prompt_logprobs=1, n=2)
+    request = pb.GenerateRequest(token_ids={"ids": [65, 66, 67]}, sampling_params=sampling)
+    first, *others = [chunk async for chunk in server.inference.Generate(request)]
+    unary = await server.inference.GenerateUnary(
+        pb.GenerateUnaryRequest(token_ids={"ids": [65, 66, 67]}, sampling_params=sampling)
+    )
+    assert [position.chosen.token for position in first.prompt_logprobs] == ["B", "C"]
+    assert first.prompt_logprobs == unary.prompt_logprobs
+    assert not any(chunk.prompt_logprobs for chunk in others)
+
+
+async def test_request_options_reach_the_engine_with_the_caller_and_the_trace(server: Serving) -> None:
+    """Of the metadata, traceparent and tracestate are the trace."""
+    server.engine.info = replace(server.engine.info, priorities=True)
+    metadata = (
+        ("x-request-id", "mine"),
+        ("x-caller-id", "team-a"),
+        ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+        ("tracestate", "vendor=1"),
+        ("authorization", "secret"),
+    )
+    options = {"priority": -3, "cache_salt": "salt", "session_id": "session"}
+    expected = RequestOptions(
+        priority=-3,
+        cache_salt="salt",
+        session_id="session",
+        request_id="mine",
+        caller="team-a",
+        trace_headers={"traceparent": metadata[2][1], "tracestate": "vendor=1"},
+    )
+    await server.inference.GenerateUnary(
+        pb.GenerateUnaryRequest(text=PROMPT, request_options=options), metadata=metadata
+    )
+    await server.inference.Generate(pb.GenerateRequest(text=PROMPT, request_options=options), metadata=metadata).read()
+    assert [request.options for request in server.engine.requests[-2:]] == [expected, expected]
+
+
+async def test_a_caller_without_a_name_is_known_by_its_host(server: Serving) -> None:
+    """The port differs between the connections of one caller."""
+    await server.inference.GenerateUnary(pb.GenerateUnaryRequest(text=PROMPT))
+    assert server.engine.requests[-1].options.caller == "127.0.0.1"
 
 
 async def test_the_callers_request_id_comes_back_even_twice_at_once(server: Serving) -> None:
@@ -120,6 +238,22 @@ async def test_a_call_without_a_request_id_gets_one(server: Serving) -> None:
             {"sampling_params.max_tokens": "MAX_TOKENS_TOO_LARGE"},
         ),
         ({"token_ids": {"ids": [1, 0x110000]}}, {"token_ids.ids[1]": "TOKEN_OUT_OF_VOCABULARY"}),
+        (
+            {
+                "text": PROMPT,
+                "sampling_params": {"logit_bias": {0x110000: 1}, "stop_token_ids": [0x110000]},
+                "request_options": {"priority": 1},
+            },
+            {
+                "sampling_params.stop_token_ids[0]": "TOKEN_OUT_OF_VOCABULARY",
+                "sampling_params.logit_bias[1114112]": "TOKEN_OUT_OF_VOCABULARY",
+                "request_options.priority": "PRIORITY_UNSUPPORTED",
+            },
+        ),
+        (
+            {"text": PROMPT, "sampling_params": {"structured_outputs": {}, "n": 65}},
+            {"sampling_params.structured_outputs": "FORM_MISSING", "sampling_params.n": "OUT_OF_RANGE"},
+        ),
     ],
 )
 async def test_bad_input_has_the_same_status_on_a_stream_and_a_unary_call(

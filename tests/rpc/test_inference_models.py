@@ -8,7 +8,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
 
 from bitmill.inference.v1 import inference_service_pb2, model_pb2
 from bitmill.inference.v1 import model_service_pb2 as pb
@@ -16,7 +15,7 @@ from bitmill_common.errors import FailedPreconditionError
 from support.checkpoints import write_checkpoint
 from support.fake_inference_engine import TEXT
 from support.inference_artifacts import AMPERE, CPU, publish_artifact
-from support.inference_serving import SERVICE, TIMEOUT_S, Serving, error_info, serving, violations
+from support.inference_serving import TIMEOUT_S, Serving, error_info, serving, violations
 
 
 @pytest.fixture
@@ -91,6 +90,29 @@ async def test_the_phases_of_a_load_are_watched_in_order(server: Serving) -> Non
     assert phases == sorted(phases)
     assert model_pb2.LOAD_PHASE_WARM_UP in phases
     assert (await second)[-1] == seen[-1]
+
+
+async def test_a_watch_shows_every_phase_and_its_bytes(server: Serving) -> None:
+    """An artifact is counted when it is fetched, which costs nothing here, and when it is hashed."""
+    server.engines.failure = RuntimeError("no")
+    await failure_of(server)
+    states = server.models.WatchModel(pb.WatchModelRequest(name="tiny"), timeout=TIMEOUT_S)
+    assert (await states.read()).model.state == model_pb2.MODEL_STATE_FAILED
+    uri = publish_artifact(server.root, server.checkpoint)
+    await server.load(uri=uri)
+    size = sum(path.stat().st_size for path in server.checkpoint.rglob("*") if path.is_file())
+    progress: dict[int, tuple[int, int]] = {}
+    while (model := (await states.read()).model).state == model_pb2.MODEL_STATE_LOADING:
+        progress[model.phase] = (model.load_progress.completed_bytes, model.load_progress.total_bytes)
+    assert model.state == model_pb2.MODEL_STATE_SERVING
+    assert not model.HasField("load_progress")
+    assert progress == {
+        model_pb2.LOAD_PHASE_RESOLVE: (0, 0),
+        model_pb2.LOAD_PHASE_FETCH: (size, size),
+        model_pb2.LOAD_PHASE_VERIFY: (size, size),
+        model_pb2.LOAD_PHASE_START_ENGINE: (0, 0),
+        model_pb2.LOAD_PHASE_WARM_UP: (0, 0),
+    }
 
 
 async def test_a_load_goes_on_when_its_caller_leaves(server: Serving) -> None:
@@ -303,33 +325,6 @@ async def test_an_unknown_model_is_not_found(method: str, server: Serving) -> No
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (call.read() if method == "WatchModel" else call)
     assert (caught.value.code(), error_info(caught.value).reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
-
-
-async def test_a_dead_engine_fails_its_model_and_the_server_lives_on(server: Serving) -> None:
-    """The running stream ends UNAVAILABLE, health turns, and the model can be loaded again."""
-    await server.load()
-    await server.load("other")
-    dying = server.engines.started[0]
-    dying.gate.clear()
-    stream = server.inference.Generate(inference_service_pb2.GenerateRequest(model="tiny", text="x"))
-    await stream.read()
-    states = server.models.WatchModel(pb.WatchModelRequest(name="tiny"))
-    await states.read()
-    health = server.health.Watch(health_pb2.HealthCheckRequest(service=f"{SERVICE}/tiny"))
-    assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
-    dying.die()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stream.read()
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    failed = (await states.read()).model
-    assert (failed.state, failed.error.reason) == (model_pb2.MODEL_STATE_FAILED, "ENGINE_DIED")
-    assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    with pytest.raises(grpc.aio.AioRpcError) as later:
-        await server.inference.GenerateUnary(inference_service_pb2.GenerateUnaryRequest(model="tiny", text="x"))
-    assert (later.value.code(), error_info(later.value).reason) == (grpc.StatusCode.UNAVAILABLE, "MODEL_FAILED")
-    assert await server.is_serving("other")
-    assert (await server.load()).state == model_pb2.MODEL_STATE_SERVING
-    assert await server.is_serving()
 
 
 async def test_a_drain_gives_loads_up_and_ends_watches(server: Serving) -> None:

@@ -40,7 +40,9 @@ async def quantizer(place: Place) -> AsyncIterator[Quantizer]:
 
 async def test_a_job_goes_through_every_phase_and_publishes_an_intact_artifact(quantizer: Quantizer) -> None:
     """From Create to an artifact that Get, List and Verify agree about."""
-    created = await quantizer.create(quantizer.place.spec())
+    spec = quantizer.place.spec()
+    spec.engine_options.update({"max_num_seqs": 4, "hf_overrides": {"sliding_window": 64}})
+    created = await quantizer.create(spec)
     events = await quantizer.history(created.job_id)
     phases = [event.job.phase for event in events if event.job.state == JOB_STATE_RUNNING]
     assert list(dict.fromkeys(phases)) == JobPhase.values()[1:]
@@ -55,6 +57,7 @@ async def test_a_job_goes_through_every_phase_and_publishes_an_intact_artifact(q
     artifact = (await quantizer.artifacts.GetArtifact(request)).artifact
     assert (artifact.job_id, artifact.name, artifact.engine) == (created.job_id, "tiny", "fake")
     assert artifact.recipe == done.spec.recipe
+    assert artifact.engine_options == spec.engine_options
     assert artifact.evaluation.artifact_perplexity == 10.5
     listed = await quantizer.artifacts.ListArtifacts(artifact_service_pb2.ListArtifactsRequest())
     assert [item.uri for item in listed.artifacts] == [done.artifact_uri]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -80,6 +81,19 @@ async def test_a_returned_int8_spec_is_accepted_as_it_is(quantizer: Quantizer) -
     job = await quantizer.create(spec)
     assert not job.spec.recipe.HasField("group_size")
     assert (await quantizer.create(job.spec)).spec == job.spec
+
+
+async def test_a_specs_engine_options_come_back_as_they_were(quantizer: Quantizer) -> None:
+    """Numbers, texts and what is nested; the inference service is the one to check them."""
+    spec = quantizer.place.spec()
+    spec.engine_options.update({"max_model_len": 64, "dtype": "auto", "hf_overrides": {"layers": [1, 2.5, None]}})
+    job = await quantizer.create(spec)
+    assert job.spec.engine_options == spec.engine_options
+    assert (await quantizer.create(job.spec)).spec == job.spec
+    spec.engine_options.update({"max_model_len": math.inf})
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await quantizer.create(spec)
+    assert details(failure.value)[1].field_violations[0].field == "spec.engine_options.max_model_len"
 
 
 async def test_a_request_id_finds_its_job_though_the_source_is_gone(quantizer: Quantizer) -> None:

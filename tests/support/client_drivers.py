@@ -44,3 +44,6 @@ class AsyncDriver:
             if isinstance(result, AsyncIterator):
                 return [item async for item in result]
             return result
+
+
+Driver = SyncDriver | AsyncDriver

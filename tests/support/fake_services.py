@@ -151,8 +151,5 @@ class FakeServer:
 
 
 def _abort(context: grpc.ServicerContext, error: errors.BitmillError, request_id: str) -> NoReturn:
-    status = grpc_status.to_status(error)
-    context.set_trailing_metadata(
-        (("x-request-id", request_id), ("grpc-status-details-bin", status.SerializeToString()))
-    )
-    context.abort(grpc_status.code_of(error), status.message)
+    context.set_trailing_metadata((("x-request-id", request_id), *grpc_status.trailers(error)))
+    context.abort(grpc_status.code_of(error), error.message)

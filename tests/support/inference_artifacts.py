@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bitmill_common import artifacts
 from bitmill_common.artifact import Device, DeviceSupport
@@ -21,13 +22,14 @@ def publish_artifact(
     name: str = "tiny",
     devices: Sequence[DeviceSupport] = (CPU,),
     with_manifest: bool = True,
+    engine_options: Mapping[str, Any] | None = None,
 ) -> str:
     """Makes an artifact of a checkpoint's files below the artifact root, and returns its URI.
 
     Without a manifest it is what a job leaves that was killed while it uploaded.
     """
     files = artifacts.describe_files(checkpoint)
-    manifest = make_manifest(name=name, files=files, devices=devices)
+    manifest = make_manifest(name=name, files=files, devices=devices, engine_options=engine_options)
     path = artifacts.artifact_path(name, manifest.digest)
     artifacts.upload_files(root, path, checkpoint, files)
     return artifacts.publish_manifest(root, manifest) if with_manifest else f"{root.uri}/{path}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,22 @@ ENGINE_OPTIONS = {"enforce_eager": True, "kv_cache_memory_bytes": 64 * 2**20, "m
 class InferenceProcess:
     """A server, its log, and stubs on it."""
 
-    def __init__(self, python: Path, roots: Sequence[Path], cache_dir: Path) -> None:
+    def __init__(
+        self,
+        python: Path,
+        roots: Sequence[Path],
+        cache_dir: Path,
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] = {},
+    ) -> None:
         self._process = subprocess.Popen(
             [
                 python,
                 *("-m", "bitmill_inference", "--address", "127.0.0.1:0", "--cache-dir", cache_dir),
                 *("--model-roots", ",".join(root.as_uri() for root in roots)),
+                *flags,
             ],
+            env=os.environ | environment,
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -21,7 +22,10 @@ from bitmill.inference.v1 import (
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.stores import StoreOptions, Stores
 from bitmill_inference.__main__ import build_server
+from bitmill_inference.admission import DEFAULT_CALLER_LIMIT, Callers
+from bitmill_inference.artifact_cache import ArtifactCache
 from bitmill_inference.artifact_source import ArtifactSource
+from bitmill_inference.load import LoadReport
 from bitmill_inference.models import Models
 from support.checkpoints import write_checkpoint
 from support.fake_inference_engine import FakeEngine, FakeEngineFactory
@@ -41,6 +45,8 @@ class Serving:
     inference: inference_service_pb2_grpc.InferenceServiceStub
     models: model_service_pb2_grpc.ModelServiceStub
     health: health_pb2_grpc.HealthStub
+    channel: grpc.aio.Channel
+    load_report: LoadReport
 
     @property
     def checkpoint_uri(self) -> str:
@@ -74,14 +80,21 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, *, roots: tuple[str, ...] = (), options: StoreOptions | None = None
+    tmp_path: Path,
+    *,
+    roots: tuple[str, ...] = (),
+    options: StoreOptions | None = None,
+    cache: ArtifactCache | None = None,
+    caller_limit: int = DEFAULT_CALLER_LIMIT,
+    **wiring: Any,
 ) -> AsyncIterator[Serving]:
-    """Runs a server whose roots are a directory with a checkpoint, and `roots`."""
+    """Runs a server whose roots are a directory with a checkpoint, and `roots`. `wiring` goes to `build_server`."""
     models_root = tmp_path / "models"
     checkpoint = write_checkpoint(models_root / "plain")
     stores = Stores([models_root.as_uri(), *roots], options or StoreOptions())
     engines = FakeEngineFactory()
-    server, models = build_server(ArtifactSource(stores, tmp_path / "cache"), engines)
+    source = ArtifactSource(stores, cache or ArtifactCache(tmp_path / "cache"))
+    server, models, load = build_server(source, engines, callers=Callers(caller_limit), **wiring)
     port = await server.start("127.0.0.1:0")
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -93,6 +106,8 @@ async def serving(
                 inference_service_pb2_grpc.InferenceServiceStub(channel),
                 model_service_pb2_grpc.ModelServiceStub(channel),
                 health_pb2_grpc.HealthStub(channel),
+                channel,
+                load,
             )
     finally:
         await server.stop(timedelta(0))
@@ -102,6 +117,11 @@ async def serving(
 def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
     """The ErrorInfo in a status."""
     return _detail(error, error_details_pb2.ErrorInfo())
+
+
+def retry_after_s(error: grpc.aio.AioRpcError) -> float:
+    """The delay in a status's RetryInfo, in seconds."""
+    return float(_detail(error, error_details_pb2.RetryInfo()).retry_delay.ToTimedelta().total_seconds())
 
 
 def violations(error: grpc.aio.AioRpcError) -> dict[str, str]:

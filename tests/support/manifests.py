@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from bitmill_common.artifact import (
     ArtifactFile,
@@ -29,6 +30,7 @@ def make_manifest(
     source_uri: str = "file:///models/smollm",
     job_id: str = "job-1",
     create_time: datetime = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+    engine_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Returns a manifest of `files`, with plausible values everywhere else."""
     return Manifest(
@@ -47,4 +49,5 @@ def make_manifest(
         job_id=job_id,
         create_time=create_time,
         versions={"llmcompressor": "0.14.0.1", "torch": "2.13.0"},
+        engine_options=engine_options,
     )

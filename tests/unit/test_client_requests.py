@@ -10,10 +10,21 @@ from typing import Any
 
 import pytest
 
-from bitmill import QuantizerClient, aio, client, inference_calls, methods, quantizer_calls, requests
+from bitmill import (
+    QuantizerClient,
+    aio,
+    client,
+    inference_calls,
+    keywords,
+    methods,
+    model_calls,
+    quantizer_calls,
+    requests,
+)
 from bitmill.artifact.v1.recipe_pb2 import Calibration, Recipe, Scheme
 from bitmill.errors import RequestValueError
-from bitmill.inference.v1.generation_pb2 import ChatMessage, SamplingParams
+from bitmill.inference.v1.generation_pb2 import RequestOptions, SamplingParams
+from bitmill.inference.v1.inference_service_pb2 import ChatRequest
 from bitmill.inference.v1.model_pb2 import EngineOptions
 from bitmill.quantizer.v1.quantization_job_pb2 import JobState
 
@@ -23,33 +34,37 @@ def fields(message: Any) -> set[str]:
 
 
 def test_every_field_of_the_contract_has_its_keyword() -> None:
-    assert set(requests.SamplingOptions.__annotations__) == fields(SamplingParams)
-    assert set(requests.EngineKeywords.__annotations__) == fields(EngineOptions)
-    recipe_options = set(requests.RecipeOptions.__annotations__)
+    assert set(keywords.SamplingOptions.__annotations__) == fields(SamplingParams)
+    assert set(keywords.EngineRequestOptions.__annotations__) == fields(RequestOptions)
+    assert set(keywords.EngineKeywords.__annotations__) == fields(EngineOptions)
+    recipe_options = set(keywords.RecipeOptions.__annotations__)
+    told = {"model", "messages", "sampling_params", "request_options"}
+    assert set(keywords.ConversationOptions.__annotations__) == fields(ChatRequest) - told
     assert recipe_options == (fields(Recipe) - {"scheme"}) | (fields(Calibration) - {"uri"}) | {
         "calibration_uri",
         "evaluation_tokens",
+        "engine_options",
     }
 
 
 def test_the_method_table_is_the_contract() -> None:
-    """Every call of every service once, with the messages that its descriptor names."""
+    """Every call of every service once."""
     services = {method.service for method in methods.METHODS}
     assert {(method.service.full_name, method.name) for method in methods.METHODS} == {
         (service.full_name, method.name) for service in services for method in service.methods
     }
     assert len(services) == 4
+    assert len(methods.METHODS) == len({method.path for method in methods.METHODS})
     for method in methods.METHODS:
-        declared = method.service.methods_by_name[method.name]
-        assert method.request.DESCRIPTOR is declared.input_type
-        assert method.response.DESCRIPTOR is declared.output_type
+        assert method.response.DESCRIPTOR is method.service.methods_by_name[method.name].output_type
 
 
 def test_only_calls_that_may_be_sent_again_are_in_the_service_config() -> None:
     config = json.loads(methods.service_config())
     retried = {entry["method"] for entry in config["methodConfig"][0]["name"]}
     assert "CreateQuantizationJob" in retried
-    assert not retried & {"Generate", "GenerateUnary", "Chat", "ChatUnary", "UnloadModel"}
+    assert not retried & {"Generate", "GenerateUnary", "Chat", "ChatUnary", "Embed", "Score"}
+    assert not retried & {"UnloadModel", "DeleteAlias", "UnloadAdapter"}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +72,7 @@ def test_only_calls_that_may_be_sent_again_are_in_the_service_config() -> None:
     [
         (client.QuantizerClient, aio.AsyncQuantizerClient, quantizer_calls),
         (client.InferenceClient, aio.AsyncInferenceClient, inference_calls),
+        (client.InferenceClient, aio.AsyncInferenceClient, model_calls),
     ],
 )
 def test_both_clients_have_the_same_documented_methods(sync_kind: type, async_kind: type, calls: Any) -> None:
@@ -89,29 +105,18 @@ def test_job_states_by_name() -> None:
         requests.job_states(["DONE"])
 
 
-@pytest.mark.parametrize(
-    ("build", "wrong", "meant"),
-    [
-        (requests.sampling_params, "max_token", "max_tokens"),
-        (requests.engine_options, "max_model_length", "max_model_len"),
-        (lambda options: requests.quantization_spec("s3://b/m", "m", "W4A16", options), "groupsize", "group_size"),
-    ],
-)
-def test_an_unknown_keyword_says_what_was_meant(build: Any, wrong: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=f"'{wrong}'; did you mean '{meant}'"):
-        build({wrong: 1})
-
-
-def test_a_keyword_like_no_other_lists_the_known_ones() -> None:
-    with pytest.raises(TypeError, match="known: temperature, top_p"):
-        requests.sampling_params({"zzz": 1})  # type: ignore[typeddict-unknown-key]
+def test_an_unknown_keyword_says_what_was_meant_or_lists_the_known_ones() -> None:
+    with pytest.raises(TypeError, match="'max_token'; did you mean 'max_tokens'"):
+        keywords.check(keywords.GenerationOptions, {"max_token": 1})
+    with pytest.raises(TypeError, match="known: timeout, request_id, caller_id, trace_headers"):
+        keywords.check(keywords.CallOptions, {"zzz": 1})
 
 
 def test_a_value_that_its_field_cannot_hold_names_the_field() -> None:
     with pytest.raises(RequestValueError, match="max_tokens"):
         requests.sampling_params({"max_tokens": -1})
     with pytest.raises(TypeError):
-        requests.sampling_params({"temperature": "hot"})  # type: ignore[typeddict-item]
+        requests.sampling_params({"temperature": "hot"})
 
 
 def test_a_stop_string_alone_is_a_list_of_one() -> None:
@@ -132,10 +137,24 @@ def test_an_address_that_gRPC_would_take_for_another_is_refused(address: str) ->
         QuantizerClient(address)
 
 
-def test_messages_are_text_mappings_or_protobuf() -> None:
-    message = ChatMessage(role="user", content="hi")
-    assert requests.chat_messages("hi") == requests.chat_messages([{"role": "user", "content": "hi"}]) == [message]
-    assert requests.chat_messages([message]) == [message]
+@pytest.mark.parametrize(
+    ("build", "wrong"),
+    [
+        (requests.sampling_params, {"logit_bias": {-1: 0.5}}),
+        (requests.sampling_params, {"stop_token_ids": [2**32]}),
+        (requests.request_options, {"priority": 2**31}),
+        (requests.engine_options, {"hf_overrides": {"a": object()}}),
+        (requests.engine_options, {"max_num_seqs": -1}),
+    ],
+)
+def test_every_value_that_cannot_be_sent_is_named(build: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestValueError, match=next(iter(wrong))):
+        build(wrong)
+
+
+def test_an_option_that_is_none_is_not_given() -> None:
+    assert requests.sampling_params({"temperature": None, "stop": None}) is None
+    assert requests.request_options({"adapter": None}) is None
 
 
 def test_a_path_becomes_a_file_uri_and_a_uri_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,12 @@ def test_the_cache_is_an_absolute_path_below_home_by_default(monkeypatch: pytest
         ("BITMILL_INFERENCE_DRAIN_GRACE_S", "-1"),
         ("BITMILL_INFERENCE_LOG_LEVEL", "LOUD"),
         ("BITMILL_INFERENCE_KV_CACHE_MEMORY_BYTES", "2GB"),
+        ("BITMILL_INFERENCE_CACHE_MAX_BYTES", "0"),
         ("BITMILL_INFERENCE_MODEL_ROOTS", ""),
+        ("BITMILL_INFERENCE_MODELS", "no-uri"),
+        ("BITMILL_INFERENCE_MODELS", '[{"name": "a"}]'),
+        ("BITMILL_INFERENCE_MAX_NUM_QUEUED_REQS", "0"),
+        ("BITMILL_INFERENCE_VLLM_SERVICE_MODEL", "No Name"),
     ],
 )
 def test_a_bad_value_ends_the_start_and_names_the_variable(
@@ -68,6 +73,17 @@ def test_a_root_that_is_no_store_uri_ends_the_start(
         __main__.main()
     assert caught.value.code == 2
     assert "/models" in capsys.readouterr().err
+
+
+def test_the_vllm_service_without_its_extra_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The environment of the tests has no smg-grpc-servicer."""
+    monkeypatch.setattr("sys.argv", ["bitmill-inference", "--model-roots", "file:///a", "--vllm-service-model", "m"])
+    with pytest.raises(SystemExit) as caught:
+        __main__.main()
+    assert caught.value.code == 2
+    assert "BITMILL_INFERENCE_VLLM_SERVICE_MODEL needs bitmill-inference's extra smg" in capsys.readouterr().err
 
 
 def test_settings_do_not_change_once_they_are_read() -> None:

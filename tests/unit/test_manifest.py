@@ -68,6 +68,7 @@ manifests = st.builds(
     job_id=texts,
     create_time=st.datetimes(timezones=st.just(UTC)),
     versions=st.dictionaries(texts, texts, max_size=3),
+    engine_options=st.none() | st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts, max_size=3),
 ).map(lambda manifest: replace(manifest, digest=content_digest(manifest.files)))
 
 

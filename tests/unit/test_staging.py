@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bitmill_common.errors import ResourceExhaustedError
-from bitmill_common.staging import is_staging, staged_directory, staged_file
+from bitmill_common.staging import is_staging, remove_abandoned, remove_directory, staged_directory, staged_file
 from bitmill_common.stores import Stores
 
 WRITE_AND_DIE = """
@@ -128,3 +128,26 @@ def test_a_full_disk_is_said_to_be_full(tmp_path: Path) -> None:
     assert isinstance(raised.value.__cause__, OSError)
     assert raised.value.__cause__.errno == errno.ENOSPC
     assert names(tmp_path) == []
+
+
+def test_what_killed_writers_left_is_removed_for_any_target(tmp_path: Path) -> None:
+    """Unfinished work that somebody is at, and what is finished, stay; a directory that is not there has none."""
+    abandoned = tmp_path / ".x.bitmill-partial-1"
+    abandoned.mkdir()
+    (abandoned / "file").write_text("half")
+    (tmp_path / ".y.bitmill-partial-2").write_text("half")
+    (tmp_path / "whole").write_text("whole")
+    with staged_directory(tmp_path / "other") as staging:
+        remove_abandoned(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {"whole", staging.name}
+    remove_abandoned(tmp_path / "missing")
+
+
+def test_a_directory_is_removed_whole(tmp_path: Path) -> None:
+    """With everything in it; what is left of it in between has a staging name."""
+    (tmp_path / "directory" / "below").mkdir(parents=True)
+    (tmp_path / "directory" / "below" / "file").write_text("x")
+    remove_directory(tmp_path / "directory")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        remove_directory(tmp_path / "directory")

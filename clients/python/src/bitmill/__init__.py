@@ -1,7 +1,8 @@
 """bitmill: typed clients, the command line, and the generated stubs of both services.
 
 `QuantizerClient` and `InferenceClient` are synchronous; `AsyncQuantizerClient` and `AsyncInferenceClient` are for
-asyncio. Errors are in `bitmill.errors`; the messages in `bitmill.{artifact,quantizer,inference}.v1`.
+asyncio. `bitmill.structured` makes forms of output, `bitmill.conversation` messages. Errors are in `bitmill.errors`;
+the protobuf messages in `bitmill.{artifact,quantizer,inference}.v1`.
 """
 
 from bitmill.aio import AsyncInferenceClient, AsyncQuantizerClient

@@ -13,8 +13,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import grpc
 
-from bitmill import errors, inference_calls, methods, quantizer_calls
-from bitmill.methods import Call, documented_by
+from bitmill import errors, inference_calls, methods, model_calls, quantizer_calls
+from bitmill.methods import Call, Sender, documented_by
 from bitmill.quantizer.v1.quantization_job_pb2 import JobEvent, QuantizationJob
 from bitmill.watching import JobWatch, succeeded
 
@@ -56,8 +56,9 @@ class Client:
     """One channel to one server; what both clients share.
 
     `secure` are channel credentials for TLS (`grpc.ssl_channel_credentials(...)`); without, the channel is plain text.
-    `timeout` in seconds replaces the default deadline of every call but the watches. `metadata` goes with every call;
-    `options` are gRPC channel options that add to and win over this package's own.
+    `timeout` in seconds replaces the default deadline of every call but the watches. `caller_id` says who calls, for
+    the bound that a server may set on each caller. `metadata` goes with every call; `options` are gRPC channel options
+    that add to and win over this package's own.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class Client:
         *,
         secure: grpc.ChannelCredentials | None = None,
         timeout: float | None = None,
+        caller_id: str = "",
         metadata: Sequence[tuple[str, str | bytes]] = (),
         options: Sequence[tuple[str, str | int]] = (),
     ) -> None:
         self.address = methods.checked_address(address)
-        self._timeout = timeout
-        self._metadata = tuple(metadata)
+        self._sender = Sender(timeout, methods.checked_header("caller_id", caller_id), tuple(metadata))
         channel_options = methods.channel_options(options)
         if secure is None:
             self._channel = grpc.insecure_channel(address, channel_options)
@@ -89,18 +90,20 @@ class Client:
         self.close()
 
     def _unary(self, call: Call[T]) -> T:
-        request_id, sending = call.sending(self._timeout, self._metadata)
-        method = call.method
-        send = self._channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
+        request_id, sending = call.sending(self._sender)
+        send = self._channel.unary_unary(
+            call.method.path, type(call.request).SerializeToString, call.method.response.FromString
+        )
         try:
             return call.answer(send(call.request, **sending))
         except grpc.RpcError as error:
             raise errors.from_rpc_error(error, request_id) from error
 
     def _stream(self, call: Call[T]) -> Stream[T]:
-        request_id, sending = call.sending(self._timeout, self._metadata)
-        method = call.method
-        send = self._channel.unary_stream(method.path, method.request.SerializeToString, method.response.FromString)
+        request_id, sending = call.sending(self._sender)
+        send = self._channel.unary_stream(
+            call.method.path, type(call.request).SerializeToString, call.method.response.FromString
+        )
         return Stream(send(call.request, **sending), call.answer, request_id)
 
     def _pages(self, call: Call[Sequence[T]]) -> Iterator[T]:
@@ -202,15 +205,25 @@ class InferenceClient(Client):
     ```
     """
 
-    load_model = _unary(inference_calls.load_model)
-    unload_model = _unary(inference_calls.unload_model)
-    model = _unary(inference_calls.model)
-    models = _pages(inference_calls.models)
-    watch_model = _stream(inference_calls.watch_model)
+    load_model = _unary(model_calls.load_model)
+    unload_model = _unary(model_calls.unload_model)
+    model = _unary(model_calls.model)
+    models = _pages(model_calls.models)
+    watch_model = _stream(model_calls.watch_model)
+    set_alias = _unary(model_calls.set_alias)
+    delete_alias = _unary(model_calls.delete_alias)
+    load_adapter = _unary(model_calls.load_adapter)
+    unload_adapter = _unary(model_calls.unload_adapter)
+    sleep_model = _unary(model_calls.sleep_model)
+    wake_model = _unary(model_calls.wake_model)
+    load = _unary(model_calls.load)
     generate = _stream(inference_calls.generate)
     generate_unary = _unary(inference_calls.generate_unary)
     generate_text = _unary(inference_calls.generate_text)
     chat = _stream(inference_calls.chat)
     chat_unary = _unary(inference_calls.chat_unary)
+    embed = _unary(inference_calls.embed)
+    score = _unary(inference_calls.score)
+    abort = _unary(inference_calls.abort)
     tokenize = _unary(inference_calls.tokenize)
     detokenize = _unary(inference_calls.detokenize)

@@ -12,21 +12,24 @@ import math
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from bitmill.artifact.v1 import artifact_service_pb2 as artifact_pb
 from bitmill.errors import REQUEST_ID_KEY, RequestValueError
 from bitmill.inference.v1 import inference_service_pb2 as inference_pb
 from bitmill.inference.v1 import model_service_pb2 as model_pb
+from bitmill.keywords import CallOptions, check
 from bitmill.quantizer.v1 import quantizer_service_pb2 as quantizer_pb
 
-Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+CALLER_ID_KEY = "x-caller-id"
 
 # The servers' own limit: room for a prompt of a million token ids.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -39,32 +42,26 @@ GENERATION = 600.0
 BULK = 3600.0
 
 
-class CallOptions(TypedDict, total=False):
-    """What every call takes."""
-
-    timeout: float | None
-    """Deadline in seconds. Unset or None: the client's, else the call's own default. `math.inf`: none."""
-    request_id: str
-    """Sent as x-request-id, the id under which the server logs the call: printable ASCII. Unset: a new one."""
-
-
 @dataclass(frozen=True)
-class Method(Generic[Q, R]):
-    """One call of a service: what it takes and answers, its default deadline, and whether it may be sent again."""
+class Method:
+    """One call of a service: its default deadline, and whether it may be sent again."""
 
     service: ServiceDescriptor
     name: str
-    request: type[Q]
-    response: type[R]
     timeout: float | None
     """Default deadline in seconds. None: none, for streams that end with what they follow."""
     retry: bool = False
-    """Sent again after UNAVAILABLE: true only where a second time does no harm and hides nothing."""
+    """Sent again after UNAVAILABLE: true only where a second time does no harm and hides no success."""
 
     @property
     def path(self) -> str:
         """The path that gRPC sends."""
         return f"/{self.service.full_name}/{self.name}"
+
+    @property
+    def response(self) -> type[Message]:
+        """The message that the call answers."""
+        return GetMessageClass(self.service.methods_by_name[self.name].output_type)
 
     def deadline(self, timeout: float | None, client_timeout: float | None) -> float | None:
         """Returns the call's own timeout, else the client's, else the default; None means no deadline.
@@ -77,23 +74,47 @@ class Method(Generic[Q, R]):
 
 
 @dataclass(frozen=True)
+class Sender:
+    """What a client adds to each of its calls."""
+
+    timeout: float | None
+    caller_id: str
+    metadata: tuple[tuple[str, str | bytes], ...]
+
+
+@dataclass(frozen=True)
 class Call(Generic[T]):
     """One call ready to be made, by the sync or the async client: what to send, and what the caller gets of it."""
 
-    method: Method[Any, Any]
+    method: Method
     request: Message
     options: CallOptions
     answer: Callable[[Any], T]
     """Takes what the caller wants out of a response: of the only one, of each of a stream, of each page."""
 
-    def sending(
-        self, client_timeout: float | None, client_metadata: Sequence[tuple[str, str | bytes]]
-    ) -> tuple[str, dict[str, Any]]:
+    def __post_init__(self) -> None:
+        """Raises TypeError for an option that no call takes."""
+        check(CallOptions, self.options)
+
+    def codec(self) -> tuple[str, Callable[[Any], bytes], Callable[[bytes], Any]]:
+        """Returns the path, and how a request becomes bytes and bytes a response."""
+        return self.method.path, type(self.request).SerializeToString, self.method.response.FromString
+
+    def sending(self, sender: Sender) -> tuple[str, dict[str, Any]]:
         """Returns the request id, and the keywords that gRPC's callables take."""
         request_id = checked_request_id(self.options.get("request_id", ""))
+        caller_id = self.options.get("caller_id") or sender.caller_id
+        headers = {
+            REQUEST_ID_KEY: request_id,
+            **({CALLER_ID_KEY: checked_header("caller_id", caller_id)} if caller_id else {}),
+            **{
+                key.lower(): checked_header(f"trace_headers[{key!r}]", value)
+                for key, value in self.options.get("trace_headers", {}).items()
+            },
+        }
         return request_id, {
-            "timeout": self.method.deadline(self.options.get("timeout"), client_timeout),
-            "metadata": ((REQUEST_ID_KEY, request_id), *client_metadata),
+            "timeout": self.method.deadline(self.options.get("timeout"), sender.timeout),
+            "metadata": (*headers.items(), *sender.metadata),
         }
 
 
@@ -108,84 +129,43 @@ _INFERENCE = inference_pb.DESCRIPTOR.services_by_name["InferenceService"]
 _MODEL = model_pb.DESCRIPTOR.services_by_name["ModelService"]
 
 # Safe to send again: the client always sends a request id, so the server knows the second one.
-CREATE_JOB = Method(
-    _QUANTIZER,
-    "CreateQuantizationJob",
-    quantizer_pb.CreateQuantizationJobRequest,
-    quantizer_pb.CreateQuantizationJobResponse,
-    SHORT,
-    retry=True,
-)
-PLAN = Method(
-    _QUANTIZER,
-    "PlanQuantization",
-    quantizer_pb.PlanQuantizationRequest,
-    quantizer_pb.PlanQuantizationResponse,
-    SHORT,
-    retry=True,
-)
-GET_JOB = Method(
-    _QUANTIZER,
-    "GetQuantizationJob",
-    quantizer_pb.GetQuantizationJobRequest,
-    quantizer_pb.GetQuantizationJobResponse,
-    SHORT,
-    retry=True,
-)
-LIST_JOBS = Method(
-    _QUANTIZER,
-    "ListQuantizationJobs",
-    quantizer_pb.ListQuantizationJobsRequest,
-    quantizer_pb.ListQuantizationJobsResponse,
-    SHORT,
-    retry=True,
-)
-WATCH_JOB = Method(
-    _QUANTIZER,
-    "WatchQuantizationJob",
-    quantizer_pb.WatchQuantizationJobRequest,
-    quantizer_pb.WatchQuantizationJobResponse,
-    None,
-    retry=True,
-)
-CANCEL_JOB = Method(
-    _QUANTIZER,
-    "CancelQuantizationJob",
-    quantizer_pb.CancelQuantizationJobRequest,
-    quantizer_pb.CancelQuantizationJobResponse,
-    SHORT,
-    retry=True,
-)
-GET_ARTIFACT = Method(
-    _ARTIFACT, "GetArtifact", artifact_pb.GetArtifactRequest, artifact_pb.GetArtifactResponse, SHORT, retry=True
-)
-LIST_ARTIFACTS = Method(
-    _ARTIFACT, "ListArtifacts", artifact_pb.ListArtifactsRequest, artifact_pb.ListArtifactsResponse, SHORT, retry=True
-)
-VERIFY_ARTIFACT = Method(
-    _ARTIFACT, "VerifyArtifact", artifact_pb.VerifyArtifactRequest, artifact_pb.VerifyArtifactResponse, BULK, retry=True
-)
-# Generation is not sent again: a full queue answers at once so that the caller can go elsewhere.
-GENERATE = Method(_INFERENCE, "Generate", inference_pb.GenerateRequest, inference_pb.GenerateResponse, GENERATION)
-GENERATE_UNARY = Method(
-    _INFERENCE, "GenerateUnary", inference_pb.GenerateUnaryRequest, inference_pb.GenerateUnaryResponse, GENERATION
-)
-CHAT = Method(_INFERENCE, "Chat", inference_pb.ChatRequest, inference_pb.ChatResponse, GENERATION)
-CHAT_UNARY = Method(_INFERENCE, "ChatUnary", inference_pb.ChatUnaryRequest, inference_pb.ChatUnaryResponse, GENERATION)
-TOKENIZE = Method(
-    _INFERENCE, "Tokenize", inference_pb.TokenizeRequest, inference_pb.TokenizeResponse, SHORT, retry=True
-)
-DETOKENIZE = Method(
-    _INFERENCE, "Detokenize", inference_pb.DetokenizeRequest, inference_pb.DetokenizeResponse, SHORT, retry=True
-)
-LOAD_MODEL = Method(_MODEL, "LoadModel", model_pb.LoadModelRequest, model_pb.LoadModelResponse, BULK, retry=True)
-# Not sent again: after a first one that worked the second would answer NOT_FOUND.
-UNLOAD_MODEL = Method(_MODEL, "UnloadModel", model_pb.UnloadModelRequest, model_pb.UnloadModelResponse, GENERATION)
-GET_MODEL = Method(_MODEL, "GetModel", model_pb.GetModelRequest, model_pb.GetModelResponse, SHORT, retry=True)
-LIST_MODELS = Method(_MODEL, "ListModels", model_pb.ListModelsRequest, model_pb.ListModelsResponse, SHORT, retry=True)
-WATCH_MODEL = Method(_MODEL, "WatchModel", model_pb.WatchModelRequest, model_pb.WatchModelResponse, None, retry=True)
+CREATE_JOB = Method(_QUANTIZER, "CreateQuantizationJob", SHORT, retry=True)
+PLAN = Method(_QUANTIZER, "PlanQuantization", SHORT, retry=True)
+GET_JOB = Method(_QUANTIZER, "GetQuantizationJob", SHORT, retry=True)
+LIST_JOBS = Method(_QUANTIZER, "ListQuantizationJobs", SHORT, retry=True)
+WATCH_JOB = Method(_QUANTIZER, "WatchQuantizationJob", None, retry=True)
+CANCEL_JOB = Method(_QUANTIZER, "CancelQuantizationJob", SHORT, retry=True)
 
-METHODS: tuple[Method[Any, Any], ...] = tuple(value for value in globals().values() if isinstance(value, Method))
+GET_ARTIFACT = Method(_ARTIFACT, "GetArtifact", SHORT, retry=True)
+LIST_ARTIFACTS = Method(_ARTIFACT, "ListArtifacts", SHORT, retry=True)
+VERIFY_ARTIFACT = Method(_ARTIFACT, "VerifyArtifact", BULK, retry=True)
+
+# A model's work is not sent again: a full queue answers at once so that the caller can go elsewhere.
+GENERATE = Method(_INFERENCE, "Generate", GENERATION)
+GENERATE_UNARY = Method(_INFERENCE, "GenerateUnary", GENERATION)
+CHAT = Method(_INFERENCE, "Chat", GENERATION)
+CHAT_UNARY = Method(_INFERENCE, "ChatUnary", GENERATION)
+EMBED = Method(_INFERENCE, "Embed", GENERATION)
+SCORE = Method(_INFERENCE, "Score", GENERATION)
+ABORT = Method(_INFERENCE, "Abort", SHORT, retry=True)
+TOKENIZE = Method(_INFERENCE, "Tokenize", SHORT, retry=True)
+DETOKENIZE = Method(_INFERENCE, "Detokenize", SHORT, retry=True)
+
+LOAD_MODEL = Method(_MODEL, "LoadModel", BULK, retry=True)
+# What removes something by name is not sent again: after a first one that worked the second would answer NOT_FOUND.
+UNLOAD_MODEL = Method(_MODEL, "UnloadModel", GENERATION)
+GET_MODEL = Method(_MODEL, "GetModel", SHORT, retry=True)
+LIST_MODELS = Method(_MODEL, "ListModels", SHORT, retry=True)
+WATCH_MODEL = Method(_MODEL, "WatchModel", None, retry=True)
+SET_ALIAS = Method(_MODEL, "SetAlias", SHORT, retry=True)
+DELETE_ALIAS = Method(_MODEL, "DeleteAlias", SHORT)
+LOAD_ADAPTER = Method(_MODEL, "LoadAdapter", BULK, retry=True)
+UNLOAD_ADAPTER = Method(_MODEL, "UnloadAdapter", GENERATION)
+SLEEP_MODEL = Method(_MODEL, "SleepModel", GENERATION, retry=True)
+WAKE_MODEL = Method(_MODEL, "WakeModel", GENERATION, retry=True)
+GET_LOAD = Method(_MODEL, "GetLoad", SHORT, retry=True)
+
+METHODS: tuple[Method, ...] = tuple(value for value in globals().values() if isinstance(value, Method))
 
 
 def service_config() -> str:
@@ -233,9 +213,14 @@ def channel_options(extra: Sequence[tuple[str, str | int]] = ()) -> list[tuple[s
 
 def checked_request_id(request_id: str = "") -> str:
     """Returns the id to send with a call, a new one when none is given; RequestValueError when gRPC cannot carry it."""
-    if not (request_id.isascii() and request_id.isprintable()):
-        raise RequestValueError(f"request_id must be printable ASCII, not {request_id!r}")
-    return request_id or uuid.uuid4().hex
+    return checked_header("request_id", request_id) or uuid.uuid4().hex
+
+
+def checked_header(name: str, value: str) -> str:
+    """Returns a value of a call's metadata; RequestValueError naming it when gRPC cannot carry it."""
+    if not (value.isascii() and value.isprintable()):
+        raise RequestValueError(f"{name} must be printable ASCII, not {value!r}")
+    return value
 
 
 def checked_address(address: str) -> str:

@@ -12,10 +12,10 @@ from typing import Unpack
 from bitmill import methods, requests
 from bitmill.artifact.v1 import artifact_service_pb2 as artifact_pb
 from bitmill.artifact.v1.artifact_pb2 import Artifact
-from bitmill.methods import Call, CallOptions, whole
+from bitmill.keywords import CallOptions, QuantizationOptions, call_options
+from bitmill.methods import Call, whole
 from bitmill.quantizer.v1 import quantizer_service_pb2 as quantizer_pb
 from bitmill.quantizer.v1.quantization_job_pb2 import QuantizationJob
-from bitmill.requests import RecipeOptions
 
 
 def quantize(
@@ -23,21 +23,20 @@ def quantize(
     artifact_name: str,
     *,
     scheme: str | int = "W4A16",
-    timeout: float | None = None,
-    request_id: str = "",
-    **options: Unpack[RecipeOptions],
+    **options: Unpack[QuantizationOptions],
 ) -> Call[QuantizationJob]:
     """Queues a job and returns it at once. `options` as in `RecipeOptions`; a path object becomes a file:// URI.
 
     The same `request_id` with the same options returns the same job. Raises InvalidArgumentError with every wrong
     field, FailedPreconditionError for a checkpoint that cannot be used.
     """
-    request_id = methods.checked_request_id(request_id)
+    call = call_options(QuantizationOptions, options)
+    call["request_id"] = methods.checked_request_id(call.get("request_id", ""))
     spec = requests.quantization_spec(source_uri, artifact_name, scheme, options)
     return Call(
         methods.CREATE_JOB,
-        quantizer_pb.CreateQuantizationJobRequest(request_id=request_id, spec=spec),
-        {"timeout": timeout, "request_id": request_id},
+        quantizer_pb.CreateQuantizationJobRequest(request_id=call["request_id"], spec=spec),
+        call,
         lambda response: response.job,
     )
 
@@ -47,17 +46,15 @@ def plan(
     artifact_name: str,
     *,
     scheme: str | int = "W4A16",
-    timeout: float | None = None,
-    request_id: str = "",
-    **options: Unpack[RecipeOptions],
+    **options: Unpack[QuantizationOptions],
 ) -> Call[quantizer_pb.PlanQuantizationResponse]:
     """The dry run of `quantize`: sizes, memory, and every problem at once."""
     spec = requests.quantization_spec(source_uri, artifact_name, scheme, options)
     return Call(
         methods.PLAN,
         quantizer_pb.PlanQuantizationRequest(spec=spec),
-        {"timeout": timeout, "request_id": request_id},
-        lambda response: response,
+        call_options(QuantizationOptions, options),
+        whole,
     )
 
 

@@ -7,77 +7,28 @@ at once.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
 
 from bitmill.artifact.v1.recipe_pb2 import Calibration, Recipe, Scheme
 from bitmill.errors import RequestValueError
-from bitmill.inference.v1.generation_pb2 import ChatMessage, SamplingParams
+from bitmill.inference.v1.generation_pb2 import RequestOptions, SamplingParams, TokenIds
+from bitmill.inference.v1.inference_service_pb2 import PoolingInput
 from bitmill.inference.v1.model_pb2 import EngineOptions
+from bitmill.keywords import EngineKeywords, EngineRequestOptions, RecipeOptions, SamplingOptions, check, taken
 from bitmill.quantizer.v1.quantization_job_pb2 import EvaluationSpec, JobState, QuantizationSpec
 
 M = TypeVar("M", bound=Message)
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
-Conversational = str | Iterable[ChatMessage | Mapping[str, str]]
-"""One user message as text, or messages: protobuf ones, or {"role": …, "content": …}."""
-
-
-class RecipeOptions(TypedDict, total=False):
-    """How to quantize beside the scheme. Unset takes the server's default; see `Recipe` and `Calibration`."""
-
-    group_size: int
-    symmetric: bool
-    ignore: Sequence[str]
-    dampening_frac: float
-    seed: int
-    calibration_uri: str | os.PathLike[str]
-    num_samples: int
-    max_sequence_length: int
-    evaluation_tokens: int
-
-
-class SamplingOptions(TypedDict, total=False):
-    """How to sample: the fields of `SamplingParams`. Unset takes the model's default."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    max_tokens: int
-    min_tokens: int
-    seed: int
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    ignore_eos: bool
-    logprobs: int
-    skip_special_tokens: bool
-    include_stop_str_in_output: bool
-
-
-class EngineKeywords(TypedDict, total=False):
-    """Options of the engine: the fields of `EngineOptions`. Unset takes vLLM's default."""
-
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    kv_cache_memory_bytes: int
-    gpu_memory_utilization: float
-    enforce_eager: bool
-    enable_prefix_caching: bool
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
 
 
 def to_uri(location: str | os.PathLike[str]) -> str:
@@ -85,6 +36,16 @@ def to_uri(location: str | os.PathLike[str]) -> str:
     if isinstance(location, str) and "://" in location:
         return location
     return Path(os.path.abspath(location)).as_uri()
+
+
+def path_uri(location: str | os.PathLike[str]) -> str:
+    """Returns a path object as a file:// URI and text as it is: the server says what is wrong with it."""
+    return to_uri(location) if isinstance(location, os.PathLike) else location
+
+
+def texts(given: str | Iterable[str]) -> list[str]:
+    """Returns texts as a list; text alone is one."""
+    return [given] if isinstance(given, str) else list(given)
 
 
 def scheme_of(scheme: str | int) -> Scheme:
@@ -98,44 +59,69 @@ def job_states(states: Iterable[str | int]) -> list[JobState]:
 
 
 def quantization_spec(
-    source_uri: str | os.PathLike[str], artifact_name: str, scheme: str | int, options: RecipeOptions
+    source_uri: str | os.PathLike[str], artifact_name: str, scheme: str | int, options: Mapping[str, Any]
 ) -> QuantizationSpec:
-    """Builds what a job makes of what. `options` as in `RecipeOptions`."""
-    _check_keywords("quantization option", options, RecipeOptions)
-    given: dict[str, Any] = dict(options)
+    """Builds what a job makes of what, of those options that `RecipeOptions` names."""
+    given = taken(RecipeOptions, options)
     calibration = _picked(given, {"calibration_uri": "uri", "num_samples": "", "max_sequence_length": ""})
     if "uri" in calibration:
         calibration["uri"] = to_uri(calibration["uri"])
     evaluation = _picked(given, {"evaluation_tokens": "num_tokens"})
+    served = given.pop("engine_options", None)
     return QuantizationSpec(
-        source_uri=to_uri(source_uri) if isinstance(source_uri, os.PathLike) else source_uri,
+        source_uri=path_uri(source_uri),
         artifact_name=artifact_name,
         recipe=filled(Recipe, scheme=scheme_of(scheme), **given),
         calibration=filled(Calibration, **calibration) if calibration else None,
         evaluation=filled(EvaluationSpec, **evaluation) if evaluation else None,
+        engine_options=None if served is None else _manifest_options(served),
     )
 
 
-def sampling_params(options: SamplingOptions) -> SamplingParams | None:
-    """Builds sampling parameters; None when no option is given."""
-    _check_keywords("sampling option", options, SamplingOptions)
-    given: dict[str, Any] = dict(options)
-    if isinstance(given.get("stop"), str):
-        given["stop"] = [given["stop"]]
+def prompt_field(prompt: Prompt) -> dict[str, Any]:
+    """Returns the field of a request, or of a `PoolingInput`, that holds a prompt."""
+    return {"text": prompt} if isinstance(prompt, str) else {"token_ids": filled(TokenIds, ids=prompt)}
+
+
+def pooling_inputs(inputs: str | Iterable[Prompt]) -> list[PoolingInput]:
+    """Returns what is to be embedded; text alone is one input."""
+    return [PoolingInput(**prompt_field(prompt)) for prompt in ([inputs] if isinstance(inputs, str) else inputs)]
+
+
+def sampling_params(options: Mapping[str, Any]) -> SamplingParams | None:
+    """Builds sampling parameters of those options that `SamplingOptions` names; None when there is none."""
+    given = taken(SamplingOptions, options)
+    if "stop" in given:
+        given["stop"] = texts(given["stop"])
     return filled(SamplingParams, **given) if given else None
 
 
-def engine_options(options: EngineKeywords) -> EngineOptions | None:
-    """Builds options of the engine; None when no option is given."""
-    _check_keywords("engine option", options, EngineKeywords)
-    return filled(EngineOptions, **options) if options else None
+def request_options(options: Mapping[str, Any]) -> RequestOptions | None:
+    """Builds request options of those that `EngineRequestOptions` names; None when there is none."""
+    given = taken(EngineRequestOptions, options)
+    return filled(RequestOptions, **given) if given else None
 
 
-def chat_messages(messages: Conversational) -> list[ChatMessage]:
-    """Returns the messages of a conversation; text alone is one user message."""
-    if isinstance(messages, str):
-        return [ChatMessage(role="user", content=messages)]
-    return [message if isinstance(message, ChatMessage) else ChatMessage(**message) for message in messages]
+def engine_options(options: Mapping[str, Any]) -> EngineOptions | None:
+    """Builds options of the engine of those that `EngineKeywords` names; None when there is none."""
+    given = taken(EngineKeywords, options)
+    if "hf_overrides" in given:
+        given["hf_overrides"] = struct("hf_overrides", given["hf_overrides"])
+    return filled(EngineOptions, **given) if given else None
+
+
+def struct(name: str, values: Mapping[str, Any] | None) -> Struct | None:
+    """Returns a mapping as a protobuf Struct; RequestValueError naming it for what JSON cannot hold."""
+    if values is None:
+        return None
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{name} is a mapping, not {values!r}")
+    message = Struct()
+    try:
+        message.update(values)
+    except (TypeError, ValueError) as error:
+        raise RequestValueError(f"{name}: {error}") from error
+    return message
 
 
 def filled(kind: type[M], **values: Any) -> M:
@@ -149,17 +135,16 @@ def filled(kind: type[M], **values: Any) -> M:
     return message
 
 
+def _manifest_options(options: Mapping[str, Any]) -> Struct | None:
+    """Returns options of the engine as a manifest has them: plain values, times in seconds."""
+    check(EngineKeywords, options)
+    seconds = {name: value.total_seconds() for name, value in options.items() if isinstance(value, timedelta)}
+    return struct("engine_options", {**options, **seconds})
+
+
 def _picked(given: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Takes the named values out of `given`, under the new name where there is one."""
     return {renamed or name: given.pop(name) for name, renamed in names.items() if name in given}
-
-
-def _check_keywords(what: str, given: Mapping[str, object], allowed: Any) -> None:
-    for name in given:
-        if name not in allowed.__annotations__:
-            close = difflib.get_close_matches(name, allowed.__annotations__, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(allowed.__annotations__)}"
-            raise TypeError(f"unknown {what} {name!r}; {hint}")
 
 
 def _enum_value(enum: EnumTypeWrapper, prefix: str, value: str | int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 
 class Scheme(enum.Enum):
@@ -79,7 +81,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything known about an artifact except where it lies. `digest` is that of `files`, so of the content alone."""
+    """Everything known about an artifact except where it lies. `digest` is that of `files`, so of the content alone.
+
+    `engine_options`: how to serve it, in vLLM's terms, where LoadModel does not say; JSON values. None: nothing.
+    """
 
     name: str
     digest: str
@@ -96,6 +101,7 @@ class Manifest:
     job_id: str
     create_time: datetime
     versions: dict[str, str] = field(default_factory=dict)
+    engine_options: Mapping[str, Any] | None = None
 
     @property
     def size_bytes(self) -> int:

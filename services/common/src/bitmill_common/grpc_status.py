@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -13,6 +14,10 @@ from google.rpc import error_details_pb2, status_pb2
 from bitmill_common import errors
 
 DOMAIN = "bitmill"
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+# https://github.com/grpc/proposal/blob/master/A6-client-retries.md#pushback: milliseconds; negative: not at all.
+RETRY_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+LONGEST_PUSHBACK = timedelta(seconds=5)
 # gRPC sends a status in trailers, which peers limit to 8 KiB in all; more, and the caller gets RESOURCE_EXHAUSTED
 # instead. The text travels twice, percent-encoded in grpc-message. Whole texts are in Get.
 MAX_MESSAGE_BYTES = 1500
@@ -75,6 +80,19 @@ def to_status(error: errors.BitmillError) -> status_pb2.Status:
         packed.Pack(detail)
         status.details.append(packed)
     return status
+
+
+def trailers(error: errors.BitmillError) -> tuple[tuple[str, str | bytes], ...]:
+    """Returns what goes with an error's code and text: its status, and for UNAVAILABLE when gRPC may send it again.
+
+    A client whose service config retries the call waits that long by itself, or not at all where `retry_after` is more
+    than `LONGEST_PUSHBACK`: a refusal says more than a deadline that passes in silence.
+    """
+    details = (STATUS_DETAILS_KEY, to_status(error).SerializeToString())
+    if not isinstance(error, errors.UnavailableError):
+        return (details,)
+    wait = error.retry_after // timedelta(milliseconds=1) if error.retry_after <= LONGEST_PUSHBACK else -1
+    return details, (RETRY_PUSHBACK_KEY, str(wait))
 
 
 def _violation(violation: errors.FieldViolation) -> error_details_pb2.BadRequest.FieldViolation:

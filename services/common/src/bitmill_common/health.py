@@ -7,7 +7,7 @@ for its whole grace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,10 +16,10 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """The health of the server, under the empty name, and of each name that was set."""
+    """The health of the server, under the empty name, and of each name that was set. `statuses` are the first ones."""
 
-    def __init__(self) -> None:
-        self._statuses: dict[str, int] = {"": _Response.SERVING}
+    def __init__(self, statuses: Mapping[str, int] | None = None) -> None:
+        self._statuses = dict(statuses or {})
         self._changed = asyncio.Condition()
         self._draining = False
 
@@ -29,6 +29,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             if not self._draining:
                 self._statuses[name] = status
                 self._changed.notify_all()
+
+    async def begin(self, names: Iterable[str]) -> None:
+        """Turns each of the names SERVING that has no status yet."""
+        for name in names:
+            if name not in self._statuses:
+                await self.set(name, _Response.SERVING)
 
     async def drain(self) -> None:
         """Turns every name NOT_SERVING for good; watches end once they have told it."""

@@ -19,10 +19,12 @@ import structlog
 from bitmill_common import errors, grpc_status
 
 REQUEST_ID_KEY = "x-request-id"
-STATUS_DETAILS_KEY = "grpc-status-details-bin"
 MAX_REQUEST_ID_CHARACTERS = 128
 
 log = structlog.get_logger("bitmill.rpc")
+
+CallObserver = Callable[[str, grpc.StatusCode, float], None]
+"""Is told of each call that has ended: its method, its status code, and how many seconds it took."""
 
 if TYPE_CHECKING:  # generic in the stubs alone
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,6 +43,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     The request id goes back in the trailers of every call.
     """
 
+    def __init__(self, observer: CallObserver = lambda method, code, seconds: None) -> None:
+        self._observer = observer
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
@@ -51,11 +56,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         method = handler_call_details.method
         if handler is None or handler.request_streaming or method.startswith(("/grpc.health.", "/grpc.reflection.")):
             return cast("Handler", handler)
+        observer = self._observer
         behaviour: Any
         if handler.response_streaming:
-            behaviour, make_handler = _stream(handler.unary_stream, method), grpc.unary_stream_rpc_method_handler
+            behaviour = _stream(handler.unary_stream, method, observer)
+            make_handler = grpc.unary_stream_rpc_method_handler
         else:
-            behaviour, make_handler = _unary(handler.unary_unary, method), grpc.unary_unary_rpc_method_handler
+            behaviour = _unary(handler.unary_unary, method, observer)
+            make_handler = grpc.unary_unary_rpc_method_handler
         return make_handler(
             behaviour,
             request_deserializer=handler.request_deserializer,
@@ -63,20 +71,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         )
 
 
-def _unary(behaviour: Any, method: str) -> Callable[..., Awaitable[Any]]:
+def _unary(behaviour: Any, method: str, observer: CallObserver) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Context) -> Any:
-        async with _Call(method, context):
+        async with _Call(method, context, observer):
             return await behaviour(request, context)
 
     return call
 
 
-def _stream(behaviour: Any, method: str) -> Callable[..., Awaitable[None]]:
+def _stream(behaviour: Any, method: str, observer: CallObserver) -> Callable[..., Awaitable[None]]:
     # A coroutine that writes, not a generator around a generator: one step less for every chunk.
     async def call(request: Any, context: Context) -> None:
         write = context.write
         # A caller that leaves cancels this task; the behaviour's own clean-up must run now, not at collection.
-        async with _Call(method, context), aclosing(behaviour(request, context)) as responses:
+        async with _Call(method, context, observer), aclosing(behaviour(request, context)) as responses:
             async for response in responses:
                 await write(response)
 
@@ -86,8 +94,10 @@ def _stream(behaviour: Any, method: str) -> Callable[..., Awaitable[None]]:
 class _Call:
     """One call from its start to its status and its log line."""
 
-    def __init__(self, method: str, context: Context) -> None:
+    def __init__(self, method: str, context: Context, observer: CallObserver) -> None:
+        self._method = method
         self._context = context
+        self._observer = observer
         self._start = time.monotonic()
         metadata = dict(cast(Any, context.invocation_metadata()) or ())
         self._request_id = str(metadata.get(REQUEST_ID_KEY, ""))[:MAX_REQUEST_ID_CHARACTERS] or uuid.uuid4().hex
@@ -108,6 +118,9 @@ class _Call:
             case asyncio.CancelledError() if _task_is_cancelled():
                 late = self._context.time_remaining() == 0
                 self._log(grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED)
+            case grpc.aio.AbortError():
+                # A servicer of someone else's has already ended the call with a status of its own.
+                self._log(self._context.code(), message=self._context.details())
             case errors.BitmillError():
                 self._log(grpc_status.code_of(error), reason=error.reason, message=error.message)
                 await self._abort(error)
@@ -118,13 +131,13 @@ class _Call:
                 await self._abort(errors.InternalError("INTERNAL", text, {"request_id": self._request_id}))
 
     def _log(self, code: grpc.StatusCode, **fields: object) -> None:
-        duration_ms = round((time.monotonic() - self._start) * 1000, 1)
-        log.info("call_finished", code=code.name, duration_ms=duration_ms, **fields)
+        seconds = time.monotonic() - self._start
+        self._observer(self._method, code, seconds)
+        log.info("call_finished", code=code.name, duration_ms=round(seconds * 1000, 1), **fields)
 
     async def _abort(self, error: errors.BitmillError) -> NoReturn:
-        status = grpc_status.to_status(error)
-        trailers = ((REQUEST_ID_KEY, self._request_id), (STATUS_DETAILS_KEY, status.SerializeToString()))
-        await self._context.abort(grpc_status.code_of(error), status.message, trailers)
+        trailers = ((REQUEST_ID_KEY, self._request_id), *grpc_status.trailers(error))
+        await self._context.abort(grpc_status.code_of(error), grpc_status.to_status(error).message, trailers)
 
 
 def _task_is_cancelled() -> bool:

@@ -43,7 +43,7 @@ def content_digest(files: Iterable[ArtifactFile]) -> str:
 
 def to_json(manifest: Manifest) -> bytes:
     """Returns the canonical JSON. `ValueError` for a manifest that `from_json` would refuse."""
-    document = {
+    document: dict[str, object] = {
         "format_version": FORMAT_VERSION,
         "name": manifest.name,
         "digest": manifest.digest,
@@ -75,6 +75,8 @@ def to_json(manifest: Manifest) -> bytes:
         "job_id": manifest.job_id,
         "create_time": manifest.create_time.astimezone(UTC).isoformat().replace("+00:00", "Z"),
     }
+    if manifest.engine_options is not None:
+        document["engine_options"] = dict(manifest.engine_options)
     _parse(document)
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2, sort_keys=True)
     return f"{text}\n".encode()
@@ -122,7 +124,7 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not a number")
 
 
-def _parse(document: object) -> Manifest:
+def _parse(document: Mapping[str, object]) -> Manifest:
     _check(_take(document, "format_version", int) == FORMAT_VERSION, "format_version must be 1")
     source = _take(document, "source", dict)
     calibration = _take(document, "calibration", dict)
@@ -146,6 +148,7 @@ def _parse(document: object) -> Manifest:
         job_id=_take(document, "job_id", str),
         create_time=_parse_time(_take(document, "create_time", str)),
         versions=_parse_versions(_take(document, "versions", dict)),
+        engine_options=_take_optional(document, "engine_options", dict),
     )
     _check_files(manifest)
     return manifest
@@ -221,6 +224,10 @@ def _take(value: object, key: str, kind: type) -> Any:
     if not isinstance(field, kind) or (isinstance(field, bool) and kind is not bool):
         raise ValueError(f"{key} must be of type {kind.__name__}, is {type(field).__name__}")
     return field
+
+
+def _take_optional(value: Mapping[str, object], key: str, kind: type) -> Any:
+    return _take(value, key, kind) if key in value else None
 
 
 def _take_count(value: object, key: str, *, bits: int = 64) -> int:

@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha.reflection import aio as reflection_aio  # type: ig
 
 from bitmill_common import errors
 from bitmill_common.health import HealthServicer
-from bitmill_common.interceptors import CallInterceptor
+from bitmill_common.interceptors import CallInterceptor, CallObserver
 
 log = structlog.get_logger("bitmill.server")
 
@@ -54,11 +54,17 @@ class Binding:
 class GrpcServer:
     """A grpc.aio server with health, reflection, request ids, call logs and status mapping on every service.
 
-    A `health_servicer` of one's own can carry further names beside those of the services.
+    A `health_servicer` of one's own can carry further names beside those of the services. `observer` is told of each
+    call that has ended.
     """
 
-    def __init__(self, bindings: Sequence[Binding], health_servicer: HealthServicer | None = None) -> None:
-        self._server = grpc.aio.server(interceptors=[CallInterceptor()], options=CHANNEL_OPTIONS)
+    def __init__(
+        self,
+        bindings: Sequence[Binding],
+        health_servicer: HealthServicer | None = None,
+        observer: CallObserver = lambda method, code, seconds: None,
+    ) -> None:
+        self._server = grpc.aio.server(interceptors=[CallInterceptor(observer)], options=CHANNEL_OPTIONS)
         self._service_names = [binding.descriptor.full_name for binding in bindings]
         for binding in bindings:
             binding.add_to(self._server)
@@ -74,14 +80,13 @@ class GrpcServer:
         Raises `FailedPreconditionError` for an address that others can reach unless `insecure`, and
         `UnavailableError` when the address is taken.
         """
-        _check_exposure(address, insecure)
+        check_exposure(address, insecure)
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise errors.UnavailableError("ADDRESS_UNAVAILABLE", f"cannot bind {address}: {error}") from error
         await self._server.start()
-        for name in ("", *self._service_names):
-            await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self.health.begin(("", *self._service_names))
         return port
 
     async def stop(self, grace: timedelta) -> None:
@@ -112,7 +117,8 @@ def _describe_reflection_v1() -> None:
     descriptor_pool.Default().AddSerializedFile(v1.SerializeToString())
 
 
-def _check_exposure(address: str, insecure: bool) -> None:
+def check_exposure(address: str, insecure: bool) -> None:
+    """Raises `FailedPreconditionError` for an address that other hosts can reach, unless `insecure`."""
     host = address.rpartition(":")[0].strip("[]")
     if insecure or host == "localhost":
         return

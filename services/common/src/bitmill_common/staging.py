@@ -36,7 +36,7 @@ def staged_file(target: Path) -> Iterator[BinaryIO]:
     `ResourceExhaustedError` DISK_FULL when the disk or a quota is full.
     """
     _make_directory(target.parent)
-    _remove_abandoned(target)
+    remove_abandoned(target.parent, _staging_prefix(target))
     with _locked_file(target) as (staging, writer):
         try:
             yield writer
@@ -60,7 +60,7 @@ def staged_directory(target: Path) -> Iterator[Path]:
     if target.is_dir() and any(target.iterdir()):
         raise FileExistsError(f"{target} is not empty")
     _make_directory(target.parent)
-    _remove_abandoned(target)
+    remove_abandoned(target.parent, _staging_prefix(target))
     with _locked_directory(target) as staging:
         try:
             yield staging
@@ -134,11 +134,19 @@ def _lock(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink > 0
 
 
-def _remove_abandoned(target: Path) -> None:
-    """Removes what killed writers of the same target left: staging names that nobody holds the lock of."""
-    prefix = _staging_prefix(target)
-    for name in [name for name in os.listdir(target.parent) if name.startswith(prefix)]:
-        path = target.parent / name
+def remove_abandoned(directory: Path, prefix: str = "") -> None:
+    """Removes what killed writers left directly in `directory`: staging names that nobody holds the lock of.
+
+    `prefix`: only those that begin with it. A directory that is not there has none.
+    """
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    for name in names:
+        if not (is_staging(name) and name.startswith(prefix)):
+            continue
+        path = directory / name
         with contextlib.suppress(OSError):  # Gone, locked, or on a file system without locks: not ours to remove.
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -149,6 +157,16 @@ def _remove_abandoned(target: Path) -> None:
                     path.unlink()
             finally:
                 os.close(descriptor)
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a directory: it is gone at once, and whole, also when this process is killed meanwhile.
+
+    What is left of it then has a staging name, which `remove_abandoned` knows.
+    """
+    staging = _staging_path(path)
+    os.replace(path, staging)
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _make_directory(path: Path) -> None:

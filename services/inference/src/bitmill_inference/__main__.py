@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import gc
+import importlib.util
 import os
 import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 
 import uvloop
@@ -16,20 +21,28 @@ from bitmill.inference.v1 import (
 )
 from bitmill_common.errors import BitmillError
 from bitmill_common.health import HealthServicer
+from bitmill_common.interceptors import CallObserver
 from bitmill_common.logs import configure_logging
 from bitmill_common.server import Binding, GrpcServer, serve_until_signal
 from bitmill_common.settings import exit_for_settings, read_settings
 from bitmill_common.stores import Stores
+from bitmill_inference.admission import DEFAULT_CALLER_LIMIT, Callers
+from bitmill_inference.artifact_cache import ArtifactCache
 from bitmill_inference.artifact_source import ArtifactSource
+from bitmill_inference.convert_model import preload_requests
 from bitmill_inference.engine_options import EngineOptions
 from bitmill_inference.engine_process import LOG_LEVEL_VARIABLE
-from bitmill_inference.health import GrpcModelHealth
-from bitmill_inference.inference import Inference
+from bitmill_inference.health import GrpcModelHealth, server_statuses, unserved_statuses
+from bitmill_inference.inference import FirstTokenObserver, Inference
+from bitmill_inference.load import LoadReport
+from bitmill_inference.metrics import Metrics
 from bitmill_inference.model_servicer import ModelServicer
 from bitmill_inference.models import Models
 from bitmill_inference.ports import EngineFactory
+from bitmill_inference.preload import preload
 from bitmill_inference.servicer import InferenceServicer
 from bitmill_inference.settings import Settings
+from bitmill_inference.supervisor import RestartPolicy
 
 # Read by vLLM and its libraries when they are imported, and by the engine's processes.
 _ENVIRONMENT = {
@@ -42,6 +55,8 @@ _ENVIRONMENT = {
     # The server has threads; a forked child of it may hang.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
+# The contract of vLLM's own gRPC server, which the extra smg adds.
+VLLM_SERVICE = "vllm.grpc.engine.VllmEngine"
 # Would overrule the KV cache size of every model on the CPU.
 _OVERRULING_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -53,6 +68,8 @@ def main() -> None:
         stores = Stores(settings.model_roots, settings.store_options)
     except ValueError as error:
         exit_for_settings(Settings, str(error))
+    if settings.vllm_service_model and importlib.util.find_spec("smg_grpc_servicer") is None:
+        exit_for_settings(Settings, "vllm_service_model needs bitmill-inference's extra smg, which is not installed")
     configure_logging(settings.log_level)
     _prepare_environment(settings.log_level)
     try:
@@ -61,12 +78,30 @@ def main() -> None:
         sys.exit(f"bitmill-inference: {error.message}")
 
 
-def build_server(source: ArtifactSource, engines: EngineFactory) -> tuple[GrpcServer, Models]:
-    """Wires the services of this server around its models."""
-    health_servicer = HealthServicer()
-    models = Models(source, engines, GrpcModelHealth(health_servicer))
-    inference = InferenceServicer(Inference(models))
-    model = ModelServicer(models)
+def build_server(
+    source: ArtifactSource,
+    engines: EngineFactory,
+    *,
+    defaults: EngineOptions = EngineOptions(),  # noqa: B008  # immutable
+    restarts: RestartPolicy = RestartPolicy(),  # noqa: B008  # immutable
+    callers: Callers | None = None,
+    awaited: Collection[str] = (),
+    further: Callable[[Models], Sequence[Binding]] = lambda models: (),
+    services: Mapping[str, str] = {},  # not changed
+    on_call: CallObserver = lambda method, code, seconds: None,
+    on_first_token: FirstTokenObserver = lambda model, seconds: None,
+) -> tuple[GrpcServer, Models, LoadReport]:
+    """Wires the services of this server around its models.
+
+    `defaults`: options of engines where nobody says. `awaited`: the models that must have served before the server is
+    healthy. `further` adds services on the same models. `on_call` and `on_first_token` are told of each call. Somebody
+    has to `run` the load report.
+    """
+    health_servicer = HealthServicer(server_statuses(not awaited) | unserved_statuses(services))
+    models = Models(source, engines, GrpcModelHealth(health_servicer, awaited, services), defaults, restarts)
+    load = LoadReport(models)
+    inference = InferenceServicer(Inference(models, callers or Callers(DEFAULT_CALLER_LIMIT), on_first_token))
+    model = ModelServicer(models, load)
     server = GrpcServer(
         [
             Binding(
@@ -77,26 +112,71 @@ def build_server(source: ArtifactSource, engines: EngineFactory) -> tuple[GrpcSe
                 model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
                 lambda server: model_service_pb2_grpc.add_ModelServiceServicer_to_server(model, server),
             ),
+            *further(models),
         ],
         health_servicer,
+        on_call,
     )
-    return server, models
+    return server, models, load
 
 
 async def _serve(settings: Settings, stores: Stores) -> None:
     # Imported once the environment that it reads is prepared.
     from bitmill_inference.vllm_factory import VllmEngineFactory
 
-    defaults = EngineOptions(kv_cache_memory_bytes=settings.kv_cache_memory_bytes, enforce_eager=settings.enforce_eager)
-    server, models = build_server(ArtifactSource(stores, settings.cache_dir), VllmEngineFactory(defaults))
+    source = ArtifactSource(stores, ArtifactCache(settings.cache_dir, settings.cache_max_bytes))
+    await asyncio.to_thread(source.sweep)
+    requests = preload_requests(settings.models)
+    metrics = Metrics()
+    server, models, load = build_server(
+        source,
+        VllmEngineFactory(),
+        defaults=settings.engine_defaults,
+        callers=Callers(settings.max_concurrent_requests_per_caller),
+        awaited=[request.name for request in requests],
+        further=functools.partial(_vllm_service, settings.vllm_service_model),
+        services={settings.vllm_service_model: VLLM_SERVICE} if settings.vllm_service_model else {},
+        on_call=metrics.call_ended,
+        on_first_token=metrics.first_token,
+    )
+    _freeze_imports()
+    if settings.metrics_address:
+        metrics.serve(settings.metrics_address, load, insecure=settings.insecure)
+    background = [asyncio.create_task(preload(models, requests)), asyncio.create_task(load.run())]
+
+    async def stop() -> None:
+        for task in background:
+            task.cancel()
+        await metrics.close()
+        await models.stop()
+
     await serve_until_signal(
         server,
         settings.address,
         insecure=settings.insecure,
         grace=timedelta(seconds=settings.drain_grace_s),
-        on_stop=models.stop,
+        on_stop=stop,
         on_drain=models.begin_stopping,
     )
+
+
+def _vllm_service(model: str, models: Models) -> Sequence[Binding]:
+    if not model:
+        return ()
+    # Of an extra that need not be installed.
+    from bitmill_inference.smg_engine import SmgServicer
+    from bitmill_inference.smg_servicer import VllmEngineService
+
+    return (VllmEngineService(models, model, SmgServicer).binding,)
+
+
+def _freeze_imports() -> None:
+    """Spares the collector what the imports made, which stays for good.
+
+    A full collection would walk through all of it, and every stream would stand still for about 0.3 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _prepare_environment(log_level: str) -> None:

@@ -2,7 +2,8 @@
 
 A process of an engine dies with the server that started it, even when that was killed outright: vLLM's engine core
 would go on alone, holding its memory. Its log lines are JSON as the server's are, and what stops it is written to the
-file that the server reads the reason of a failed start from.
+file that the server reads the reason of a failed start from. What vLLM gets wrong there is corrected: see
+`vllm_cpu_lora`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def register() -> None:
     # The sentinel is a pipe that closes with the parent. PR_SET_PDEATHSIG would fire when the parent's starting thread
     # ends, and the server starts engines from threads.
     threading.Thread(target=_die_with, args=(parent.sentinel,), name="ParentWatch", daemon=True).start()
+    # Not before: it imports vLLM, which is there in its own processes alone.
+    from bitmill_inference import vllm_cpu_lora
+
+    vllm_cpu_lora.apply()
 
 
 def _die_with(sentinel: int) -> None:

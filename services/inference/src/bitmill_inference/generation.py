@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bitmill_common.errors import FieldViolation, InvalidArgumentError
-from bitmill_inference.prompts import Prompt, check_prompt, prompt_field
+from bitmill_common.errors import FailedPreconditionError
+from bitmill_inference.prompts import ChatPrompt, Prompt, check_prompt, prompt_field
 from bitmill_inference.sampling import SAMPLING_FIELD, SamplingParams, check_sampling
 from bitmill_inference.violations import Violations
+
+OPTIONS_FIELD = "request_options"
 
 
 @dataclass(frozen=True)
 class RequestOptions:
     """How the engine treats a request, beside what it samples; `generation.proto` has the rules.
 
-    `caller`: who asks, for the bound on each caller. `trace_headers`: traceparent and tracestate of the call.
+    `request_id`: the call's id as its caller knows it, for Abort. `caller`: who asks, for the bound on each caller.
+    `trace_headers`: traceparent and tracestate of the call.
     """
 
     adapter: str = ""
     priority: int = 0
     cache_salt: str = ""
     session_id: str = ""
+    request_id: str = ""
     caller: str = ""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -107,22 +111,54 @@ def validate(prompt: Prompt, params: SamplingParams) -> None:
     violations = Violations()
     check_prompt(prompt, violations)
     check_sampling(params, violations)
+    if isinstance(prompt, ChatPrompt):
+        _check_tools_with_sampling(prompt, params, violations)
     violations.raise_if_any()
+
+
+def _check_tools_with_sampling(prompt: ChatPrompt, params: SamplingParams, violations: Violations) -> None:
+    if prompt.forces_tool_call and params.structured_outputs is not None:
+        violations.add(
+            f"{SAMPLING_FIELD}.structured_outputs",
+            "the output cannot have this form and be the call of a tool",
+            "FORM_WITH_TOOL_CHOICE",
+        )
+    if prompt.offered_tools and params.detokenize is False:
+        violations.add(f"{SAMPLING_FIELD}.detokenize", "calls of tools are read from the text", "TOOLS_NEED_TEXT")
+
+
+def require_task(task: str, supported: Sequence[str]) -> None:
+    """Raises FailedPreconditionError, naming what the model does, when that is not `task`."""
+    if task not in supported:
+        tasks = ", ".join(supported)
+        raise FailedPreconditionError(
+            "TASK_UNSUPPORTED", f"the model does not do {task!r}; it does: {tasks}", {"supported_tasks": tasks}
+        )
 
 
 def check_vocabulary(path: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """Raises InvalidArgumentError naming the first id that is not below `vocab_size`."""
-    for index, token_id in enumerate(token_ids):
+    violations = Violations()
+    _note_unknown_token(path, token_ids, vocab_size, violations)
+    violations.raise_if_any()
+
+
+def check_for_model(params: SamplingParams, options: RequestOptions, vocab_size: int, *, priorities: bool) -> None:
+    """Raises InvalidArgumentError naming every field that is wrong for a model.
+
+    Of each list of token ids, the first that is outside the vocabulary.
+    """
+    violations = Violations()
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        _note_unknown_token(f"{SAMPLING_FIELD}.{name}", getattr(params, name), vocab_size, violations)
+    for token_id in params.logit_bias:
         if token_id >= vocab_size:
-            raise InvalidArgumentError(
-                [
-                    FieldViolation(
-                        f"{path}[{index}]",
-                        f"token id {token_id} is outside the vocabulary of {vocab_size} tokens",
-                        "TOKEN_OUT_OF_VOCABULARY",
-                    )
-                ]
-            )
+            _note_unknown(f"{SAMPLING_FIELD}.logit_bias[{token_id}]", token_id, vocab_size, violations)
+            break
+    if options.priority and not priorities:
+        description = 'needs a model that was loaded with scheduling_policy "priority"'
+        violations.add(f"{OPTIONS_FIELD}.priority", description, "PRIORITY_UNSUPPORTED")
+    violations.raise_if_any()
 
 
 def check_fits(prompt: Prompt, prompt_tokens: int, params: SamplingParams, max_model_len: int) -> None:
@@ -153,3 +189,37 @@ def check_fits(prompt: Prompt, prompt_tokens: int, params: SamplingParams, max_m
             "MIN_TOKENS_TOO_LARGE",
         )
     violations.raise_if_any()
+
+
+def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """Returns one chunk for each sequence, by index: what the chunks of a stream make together."""
+    sequences: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        sequences.setdefault(chunk.index, []).append(chunk)
+    return [_joined(sequences[index]) for index in sorted(sequences)]
+
+
+def _joined(chunks: Sequence[Chunk]) -> Chunk:
+    return Chunk(
+        chunks[0].index,
+        "".join(chunk.text for chunk in chunks),
+        [token_id for chunk in chunks for token_id in chunk.token_ids],
+        [position for chunk in chunks for position in chunk.logprobs],
+        chunks[-1].finish,
+        chunks[-1].usage,
+        [position for chunk in chunks for position in chunk.prompt_logprobs],
+        "".join(chunk.reasoning for chunk in chunks),
+        [delta for chunk in chunks for delta in chunk.tool_calls],
+    )
+
+
+def _note_unknown_token(path: str, token_ids: Sequence[int], vocab_size: int, violations: Violations) -> None:
+    for index, token_id in enumerate(token_ids):
+        if token_id >= vocab_size:
+            _note_unknown(f"{path}[{index}]", token_id, vocab_size, violations)
+            return
+
+
+def _note_unknown(path: str, token_id: int, vocab_size: int, violations: Violations) -> None:
+    description = f"token id {token_id} is outside the vocabulary of {vocab_size} tokens"
+    violations.add(path, description, "TOKEN_OUT_OF_VOCABULARY")

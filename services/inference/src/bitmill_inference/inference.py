@@ -1,60 +1,136 @@
-"""What callers do with loaded models: generate, tokenize, detokenize."""
+"""What callers do with loaded models: generate, embed, score, tokenize; and end what runs."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bitmill_inference import generation
-from bitmill_inference.generation import Chunk, Usage
+from bitmill_inference import generation, pooling
+from bitmill_inference.admission import Callers
+from bitmill_inference.calls import Call, Calls
+from bitmill_inference.generation import Chunk, PositionLogprobs, RequestOptions, Usage
+from bitmill_inference.model_entry import Lease
 from bitmill_inference.models import Models
-from bitmill_inference.prompts import ChatPrompt, Prompt, check_prompt
+from bitmill_inference.pooling import Embedded, EmbedParams, Scored, ScoreParams
+from bitmill_inference.prompts import Prompt, check_detokenize, check_tokenize
 from bitmill_inference.sampling import SamplingParams
 from bitmill_inference.violations import Violations
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A finished generation: one chunk for each sequence, by index, and the token counts."""
+    """A finished generation: one chunk for each sequence, by index, and what they have in common."""
 
     sequences: tuple[Chunk, ...]
     usage: Usage
+    prompt_logprobs: Sequence[PositionLogprobs] = ()
+
+
+FirstTokenObserver = Callable[[str, float], None]
+"""Is told of each stream that has begun: its model, and how many seconds that took."""
 
 
 class Inference:
     """Generation on the models of this server. An empty model name means the one model there is."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, callers: Callers, on_first_token: FirstTokenObserver) -> None:
         self._models = models
+        self._callers = callers
+        self._on_first_token = on_first_token
+        self._calls = Calls()
 
-    async def stream(self, model: str, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Chunk, None]:
+    def stream(
+        self, model: str, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> AsyncGenerator[Chunk, None]:
         """Yields chunks as the engine makes them; the last one has `usage`. Errors as of `Engine.generate`."""
-        generation.validate(prompt, params)
-        with self._models.lease(model) as engine:
-            async with contextlib.aclosing(engine.generate(prompt, params, stream=True)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        return self._chunks(model, prompt, params, options, stream=True)
 
-    async def generate(self, model: str, prompt: Prompt, params: SamplingParams) -> Generated:
+    async def generate(self, model: str, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Generated:
         """Returns the whole output in one piece; it is what the chunks of `stream` make together."""
-        generation.validate(prompt, params)
-        with self._models.lease(model) as engine:
-            async with contextlib.aclosing(engine.generate(prompt, params, stream=False)) as chunks:
-                sequences = [chunk async for chunk in chunks]
+        async with contextlib.aclosing(self._chunks(model, prompt, params, options, stream=False)) as chunks:
+            sequences = [chunk async for chunk in chunks]
         sequences.sort(key=lambda chunk: chunk.index)
-        return Generated(tuple(sequences), next(chunk.usage for chunk in sequences if chunk.usage))
+        return Generated(
+            tuple(sequences),
+            next(chunk.usage for chunk in sequences if chunk.usage),
+            next((chunk.prompt_logprobs for chunk in sequences if chunk.prompt_logprobs), ()),
+        )
+
+    async def abort(self, request_ids: Sequence[str]) -> int:
+        """Ends every running call with one of the ids and returns how many there were."""
+        violations = Violations()
+        if not request_ids:
+            violations.add("request_ids", "name at least one", "REQUEST_ID_MISSING")
+        violations.raise_if_any()
+        return await self._calls.abort(request_ids)
 
     async def tokenize(self, model: str, prompt: Prompt) -> tuple[Sequence[int], int]:
         """Returns the token ids of text or a conversation, and the longest context of the model in tokens."""
-        violations = Violations()
-        if isinstance(prompt, ChatPrompt):
-            check_prompt(prompt, violations)
-        violations.raise_if_any()
-        with self._models.lease(model) as engine:
-            return await engine.tokenize(prompt), engine.info.max_model_len
+        check_tokenize(prompt)
+        with self._models.lease(model) as lease:
+            return await lease.engine.tokenize(prompt), lease.engine.info.max_model_len
 
     async def detokenize(self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Returns the text of token ids. Raises `InvalidArgumentError` for an id outside the vocabulary."""
-        with self._models.lease(model) as engine:
-            return await engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+        check_detokenize(token_ids)
+        with self._models.lease(model) as lease:
+            return await lease.engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def embed(
+        self, model: str, inputs: Sequence[Prompt | None], params: EmbedParams, options: RequestOptions
+    ) -> Embedded:
+        """Returns one vector for each input. Errors as of `Engine.embed`."""
+        prompts = pooling.validate_embed(inputs, params)
+        with self._place(model, options, len(prompts)) as (_, lease):
+            engine = lease.engine
+            generation.check_for_model(
+                SamplingParams(), options, engine.info.vocab_size, priorities=engine.info.priorities
+            )
+            await lease.admission.start(engine, 1)
+            return await engine.embed(prompts, params, options, adapter=lease.adapter)
+
+    async def score(
+        self, model: str, query: str, documents: Sequence[str], params: ScoreParams, options: RequestOptions
+    ) -> Scored:
+        """Returns one score for each document. Errors as of `Engine.score`."""
+        pooling.validate_score(query, documents, params)
+        with self._place(model, options, len(documents)) as (_, lease):
+            engine = lease.engine
+            generation.check_for_model(
+                SamplingParams(), options, engine.info.vocab_size, priorities=engine.info.priorities
+            )
+            await lease.admission.start(engine, 1)
+            return await engine.score(query, documents, params, options, adapter=lease.adapter)
+
+    async def _chunks(
+        self, model: str, prompt: Prompt, params: SamplingParams, options: RequestOptions, *, stream: bool
+    ) -> AsyncGenerator[Chunk, None]:
+        start, begun = time.monotonic(), not stream
+        generation.validate(prompt, params)
+        with self._place(model, options, params.n or 1) as (call, lease):
+            engine = lease.engine
+            generation.check_for_model(params, options, engine.info.vocab_size, priorities=engine.info.priorities)
+            await lease.admission.start(engine, params.n or 1)
+            request_id = call.enter(engine)
+            chunks = engine.generate(
+                prompt, params, options, stream=stream, adapter=lease.adapter, request_id=request_id
+            )
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    if not begun:
+                        begun = True
+                        self._on_first_token(lease.model, time.monotonic() - start)
+                    yield chunk
+
+    @contextlib.contextmanager
+    def _place(self, model: str, options: RequestOptions, sequences: int) -> Iterator[tuple[Call, Lease]]:
+        """Holds what a call with that many sequences needs while it runs, or raises `UnavailableError`."""
+        with (
+            self._calls.running(options.request_id) as call,
+            self._models.lease(model, options.adapter) as lease,
+            lease.admission.counting(),
+            self._callers.place(options.caller, sequences),
+        ):
+            yield call, lease

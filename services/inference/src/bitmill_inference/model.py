@@ -25,6 +25,25 @@ class ModelState(enum.Enum):
     SLEEPING = "sleeping"
 
 
+# From each state to those that may follow it. DRAINING leads to SLEEPING too, or to RESTARTING when the engine dies on
+# the way there.
+TRANSITIONS: dict[ModelState, frozenset[ModelState]] = {
+    ModelState.LOADING: frozenset({ModelState.SERVING, ModelState.FAILED, ModelState.DRAINING, ModelState.UNLOADED}),
+    ModelState.SERVING: frozenset({ModelState.DRAINING, ModelState.RESTARTING, ModelState.UNLOADED}),
+    ModelState.DRAINING: frozenset(
+        {ModelState.DRAINING, ModelState.SLEEPING, ModelState.RESTARTING, ModelState.UNLOADED}
+    ),
+    ModelState.FAILED: frozenset({ModelState.DRAINING, ModelState.UNLOADED}),
+    ModelState.RESTARTING: frozenset(
+        {ModelState.RESTARTING, ModelState.SERVING, ModelState.DRAINING, ModelState.UNLOADED}
+    ),
+    ModelState.SLEEPING: frozenset(
+        {ModelState.SERVING, ModelState.RESTARTING, ModelState.DRAINING, ModelState.UNLOADED}
+    ),
+    ModelState.UNLOADED: frozenset(),
+}
+
+
 class LoadPhase(enum.Enum):
     """What a loading model does at the moment, in this order."""
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 from bitmill.inference.v1 import model_service_pb2 as pb
 from bitmill.inference.v1 import model_service_pb2_grpc
 from bitmill_inference import convert_model
+from bitmill_inference.load import LoadReport
 from bitmill_inference.models import Models
 
 
 class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     """See `model_service.proto`."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, load: LoadReport) -> None:
         self._models = models
+        self._load = load
 
     async def LoadModel(self, request: pb.LoadModelRequest, context: object) -> pb.LoadModelResponse:
         """See `model_service.proto`."""
         options = convert_model.engine_options(request.engine_options)
-        model = await self._models.load(request.name, request.uri, options, wait=not request.return_immediately)
+        model = await self._models.load(
+            request.name,
+            request.uri,
+            options,
+            aliases=request.aliases,
+            unload_replaced=request.unload_replaced,
+            wait=not request.return_immediately,
+        )
         return pb.LoadModelResponse(model=convert_model.model_message(model))
 
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: object) -> pb.UnloadModelResponse:
@@ -39,3 +49,35 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         """See `model_service.proto`."""
         async for model in self._models.watch(request.name):
             yield pb.WatchModelResponse(model=convert_model.model_message(model))
+
+    async def SetAlias(self, request: pb.SetAliasRequest, context: object) -> pb.SetAliasResponse:
+        """See `model_service.proto`."""
+        model = await self._models.set_alias(request.alias, request.name)
+        return pb.SetAliasResponse(model=convert_model.model_message(model))
+
+    async def DeleteAlias(self, request: pb.DeleteAliasRequest, context: object) -> pb.DeleteAliasResponse:
+        """See `model_service.proto`."""
+        await self._models.delete_alias(request.alias)
+        return pb.DeleteAliasResponse()
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: object) -> pb.LoadAdapterResponse:
+        """See `model_service.proto`."""
+        adapter = await self._models.load_adapter(request.model, request.name, request.uri, request.digest)
+        return pb.LoadAdapterResponse(adapter=convert_model.adapter_message(adapter))
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: object) -> pb.UnloadAdapterResponse:
+        """See `model_service.proto`."""
+        await self._models.unload_adapter(request.model, request.name)
+        return pb.UnloadAdapterResponse()
+
+    async def SleepModel(self, request: pb.SleepModelRequest, context: object) -> pb.SleepModelResponse:
+        """See `model_service.proto`."""
+        return pb.SleepModelResponse(model=convert_model.model_message(await self._models.sleep(request.name)))
+
+    async def WakeModel(self, request: pb.WakeModelRequest, context: object) -> pb.WakeModelResponse:
+        """See `model_service.proto`."""
+        return pb.WakeModelResponse(model=convert_model.model_message(await self._models.wake(request.name)))
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: object) -> pb.GetLoadResponse:
+        """See `model_service.proto`."""
+        return convert_model.load_response(self._load.loads(request.model), datetime.now(UTC))

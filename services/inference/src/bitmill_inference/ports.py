@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,9 +10,11 @@ from typing import Protocol
 from bitmill_inference.devices import ServerDevice
 from bitmill_inference.engine_options import EngineOptions
 from bitmill_inference.generation import Chunk, RequestOptions
+from bitmill_inference.memory import ServerMemory
 from bitmill_inference.pooling import Embedded, EmbedParams, Scored, ScoreParams
 from bitmill_inference.prompts import Prompt
 from bitmill_inference.sampling import SamplingParams
+from bitmill_inference.violations import Violations
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,9 @@ class EngineInfo:
 
     `max_model_len`: longest context in tokens, prompt and output together. `quantization`: vLLM's name of the method,
     empty for none. `vocab_size`: every valid token id is below it. `supported_tasks`: vLLM's names of what the model
-    does. `max_num_seqs`: most requests in one step.
+    does. `max_num_seqs`: most requests in one step. `max_num_queued_reqs`: requests, running and waiting, above which
+    calls are refused; 0 for no bound. `priorities`: whether requests may have a priority. `max_lora_rank`: highest rank
+    of an adapter; 0 when it takes none.
     """
 
     max_model_len: int
@@ -29,6 +33,9 @@ class EngineInfo:
     vocab_size: int
     supported_tasks: tuple[str, ...] = ("generate",)
     max_num_seqs: int = 0
+    max_num_queued_reqs: int = 0
+    priorities: bool = False
+    max_lora_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,14 @@ class Engine(Protocol):
         that the prompt needs, `UnavailableError` when the engine's queue is full or the engine has died.
         """
 
-    async def abort(self, request_id: str) -> None:
-        """Ends a request: its sequences end with `FinishReason.ABORT` and what they have. An unknown id is no error."""
+    def check_queue(self, sequences: int) -> None:
+        """Raises `UnavailableError` when the queue has no place for that many more, as `generate` would."""
+
+    async def abort(self, request_id: str) -> bool:
+        """Ends a request: its sequences end with `FinishReason.ABORT` and what they have.
+
+        Returns false when the engine does not have it: it has ended, or is not yet past its checks.
+        """
 
     async def embed(
         self,
@@ -135,17 +148,30 @@ class Engine(Protocol):
         """Ends the engine and its processes; requests still running are aborted. Stopping twice is no error."""
 
 
+def accept(memory: ServerMemory) -> None:
+    """The check of memory that finds any enough."""
+
+
 class EngineFactory(Protocol):
     """Starts engines on this server's device."""
 
     def device(self) -> ServerDevice:
         """Returns the device that engines run on. Blocks for seconds on the first call."""
 
-    async def start(self, directory: Path, options: EngineOptions) -> Engine:
+    def memory(self) -> ServerMemory:
+        """Returns the memory that is there for one more engine. Blocks."""
+
+    def check_options(self, options: EngineOptions, violations: Violations) -> None:
+        """Notes every option that names a part which these engines do not have, such as a parser."""
+
+    async def start(
+        self, directory: Path, options: EngineOptions, check_memory: Callable[[ServerMemory], None] = accept
+    ) -> Engine:
         """Starts an engine on a Hugging Face model directory and returns it ready for requests.
 
-        Raises `FailedPreconditionError` with the engine's own reason when it does not start; no process of it is left
-        then, nor after a cancellation.
+        Engines start one after the other. `check_memory` is called with what is there when it is this one's turn; what
+        it raises is raised, and nothing is started. Raises `FailedPreconditionError` with the engine's own reason when
+        it does not start; no process of it is left then, nor after a cancellation.
         """
 
 

@@ -8,6 +8,10 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from bitmill_common.settings import Roots, ServerSettings
+from bitmill_inference.admission import DEFAULT_CALLER_LIMIT
+from bitmill_inference.convert_model import preload_requests
+from bitmill_inference.engine_options import EngineOptions
+from bitmill_inference.model import MODEL_NAME, MODEL_NAME_RULE
 
 
 class Settings(ServerSettings):
@@ -22,7 +26,17 @@ class Settings(ServerSettings):
     """host:port to listen on; port 0 for a free one, which the log then names."""
 
     cache_dir: Path = Path("~/.cache/bitmill/inference")
-    """Where models from remote stores are kept on this host."""
+    """Where models from remote stores are kept on this host. Several servers may share it."""
+
+    cache_max_bytes: int | None = Field(default=None, ge=1)
+    """Most bytes that cache_dir may hold; what was used least recently makes room. Default: 90 % of what it holds and
+    what its disk has free."""
+
+    metrics_address: str = ""
+    """host:port of Prometheus metrics over HTTP, at /metrics; other hosts' reach as for address. Empty: none."""
+
+    max_concurrent_requests_per_caller: int = Field(default=DEFAULT_CALLER_LIMIT, ge=1)
+    """Most sequences that one caller, by x-caller-id or else its host, has running and waiting on all models."""
 
     drain_grace_s: float = Field(default=30, ge=0)
     """Seconds that running calls get to end after SIGTERM."""
@@ -33,7 +47,45 @@ class Settings(ServerSettings):
     enforce_eager: bool | None = None
     """Skip compilation and graph capture where LoadModel does not say: a faster start, slower steps."""
 
+    models: str = ""
+    """Models to load at the start: name=URI with commas between them, or a JSON list of such texts and of objects with
+    LoadModel's fields, name and uri among them. The server binds at once; health is NOT_SERVING until all serve."""
+
+    max_num_queued_reqs: int | None = Field(default=1024, ge=1)
+    """Requests of one model, running and waiting, above which a call is refused, where LoadModel does not say."""
+
+    max_num_queued_tokens: int | None = Field(default=None, ge=1)
+    """Prompt tokens that wait in one model, above which a call is refused, where LoadModel does not say. Default: no
+    bound."""
+
+    vllm_service_model: str = ""
+    """Name or alias of the model that vllm.grpc.engine.VllmEngine serves here, the contract of vLLM's own gRPC server.
+    Empty: no such service. Needs the extra smg."""
+
     @field_validator("cache_dir")
     @classmethod
     def _expand(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @field_validator("vllm_service_model")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if value and not MODEL_NAME.fullmatch(value):
+            raise ValueError(f"must be {MODEL_NAME_RULE}")
+        return value
+
+    @field_validator("models")
+    @classmethod
+    def _check_models(cls, value: str) -> str:
+        preload_requests(value)
+        return value
+
+    @property
+    def engine_defaults(self) -> EngineOptions:
+        """Options of an engine where neither LoadModel nor the artifact's manifest says."""
+        return EngineOptions(
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            enforce_eager=self.enforce_eager,
+            max_num_queued_reqs=self.max_num_queued_reqs,
+            max_num_queued_tokens=self.max_num_queued_tokens,
+        )

@@ -20,6 +20,7 @@ from bitmill_common.artifact import (
 )
 from bitmill_common.artifacts import FileFault, FileFaultKind
 from bitmill_common.errors import FieldViolation, InvalidArgumentError
+from bitmill_common.structs import struct_values
 from bitmill_quantizer.jobs import Job, JobError, JobEvent, JobPhase, JobState, Progress
 from bitmill_quantizer.planner import Plan
 from bitmill_quantizer.schemes import TRAITS
@@ -78,6 +79,9 @@ def draft_of(spec: quantization_job_pb2.QuantizationSpec) -> SpecDraft:
         num_samples=calibration.num_samples if calibration.HasField("num_samples") else None,
         max_sequence_length=calibration.max_sequence_length if calibration.HasField("max_sequence_length") else None,
         evaluation_tokens=spec.evaluation.num_tokens if spec.evaluation.HasField("num_tokens") else None,
+        engine_options=struct_values(spec.engine_options, "spec.engine_options")
+        if spec.HasField("engine_options")
+        else None,
     )
 
 
@@ -123,6 +127,7 @@ def spec_proto(spec: QuantizationSpec) -> quantization_job_pb2.QuantizationSpec:
         recipe=_recipe_proto(spec.recipe),
         calibration=_calibration_proto(spec.calibration),
         evaluation=quantization_job_pb2.EvaluationSpec(num_tokens=spec.evaluation_tokens),
+        engine_options=spec.engine_options,
     )
 
 
@@ -172,6 +177,7 @@ def artifact_proto(uri: str, manifest: Manifest, *, with_files: bool = True) -> 
         versions=manifest.versions,
         job_id=manifest.job_id,
         create_time=_timestamp(manifest.create_time),
+        engine_options=manifest.engine_options,
     )
 
 

@@ -238,6 +238,7 @@ def save(
         job_id=job.job_id,
         create_time=datetime.now(UTC),
         versions=quantized.outcome.versions,
+        engine_options=job.spec.engine_options,
     )
 
 

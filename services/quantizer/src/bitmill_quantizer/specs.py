@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bitmill_common.artifact import Calibration, Recipe, Scheme
 from bitmill_common.errors import FieldViolation
@@ -42,13 +42,17 @@ _MAX_CHOICES = 4
 
 @dataclass(frozen=True)
 class QuantizationSpec:
-    """What a job makes of what, valid in itself and with every default filled in."""
+    """What a job makes of what, valid in itself and with every default filled in.
+
+    `engine_options` go to the manifest as they are; the inference service checks them.
+    """
 
     source_uri: str
     artifact_name: str
     recipe: Recipe
     calibration: Calibration
     evaluation_tokens: int
+    engine_options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class SpecDraft:
     num_samples: int | None = None
     max_sequence_length: int | None = None
     evaluation_tokens: int | None = None
+    engine_options: Mapping[str, Any] | None = None
 
 
 def is_artifact_name(name: str) -> bool:
@@ -101,6 +106,7 @@ def complete(draft: SpecDraft) -> tuple[QuantizationSpec | None, list[FieldViola
             recipe=recipe,
             calibration=calibration,
             evaluation_tokens=_or(draft.evaluation_tokens, DEFAULT_EVALUATION_TOKENS),
+            engine_options=draft.engine_options,
         ),
         [],
     )

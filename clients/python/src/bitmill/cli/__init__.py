@@ -8,6 +8,7 @@ import typer
 
 from bitmill.cli import artifacts, jobs, models
 from bitmill.cli.generate import chat, generate
+from bitmill.cli.pooling import abort, embed, score
 from bitmill.cli.quantize import quantize
 from bitmill.cli.session import RootGroup, Session, quiet_grpc
 
@@ -29,6 +30,9 @@ def root(
         float | None,
         typer.Option(min=0.001, metavar="SECONDS", help="Deadline of each call. Following a job has none."),
     ] = None,
+    caller_id: Annotated[
+        str, typer.Option(envvar="BITMILL_CALLER_ID", metavar="ID", help="Who calls, for the server's bounds and logs.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print protobuf JSON, one object a line, for programs.")] = False,
 ) -> None:
     """Turn checkpoints into quantized artifacts, and serve them.
@@ -36,12 +40,15 @@ def root(
     The options below may stand after the subcommand too.
     """
     quiet_grpc()
-    context.obj = Session(quantizer, inference, timeout, json)
+    context.obj = Session(quantizer, inference, timeout, caller_id, json)
 
 
 app.command()(quantize)
 app.command()(generate)
 app.command()(chat)
+app.command()(embed)
+app.command()(score)
+app.command()(abort)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(artifacts.app, name="artifacts")
 app.add_typer(models.app, name="models")

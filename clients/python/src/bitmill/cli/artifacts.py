@@ -60,7 +60,7 @@ def verify(context: typer.Context, uri: ArtifactUri) -> None:
     if session.json:
         output.emit(result)
     elif result.intact:
-        print(f"intact: {output.size(result.verified_bytes)} verified")
+        output.write(f"intact: {output.size(result.verified_bytes)} verified\n")
     for fault in result.faults:
         output.complain(f"{fault.path}: {output.word(FileFaultKind, fault.kind).replace('_', ' ')}")
     if not result.intact:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from bitmill.cli import output
-from bitmill.cli.sampling import with_sampling_options
+from bitmill.cli.answers import JsonView, MessageView, TextView, show
+from bitmill.cli.sampling import file_option, json_of, text_of, with_sampling_options
 from bitmill.cli.session import INTERRUPTED, Session, session_of
-from bitmill.client import InferenceClient, Stream
-from bitmill.inference.v1.generation_pb2 import ChatMessage, FinishReason
-from bitmill.inference.v1.inference_service_pb2 import ChatResponse, GenerateResponse
+from bitmill.client import InferenceClient
+from bitmill.conversation import joined
+from bitmill.inference.v1.generation_pb2 import ChatMessage
+from bitmill.inference.v1.inference_service_pb2 import ChatResponse
 
-C = TypeVar("C", GenerateResponse, ChatResponse)
 ModelName = Annotated[str, typer.Option(help="The model. May be left out when exactly one is loaded.")]
 
 
@@ -32,7 +32,7 @@ def generate(
     with session.inference() as client:
         text = sys.stdin.read() if prompt == "-" else prompt
         with client.generate(text, model=model, **sampling) as chunks:
-            _print(session, chunks, lambda chunk: chunk.text, [])
+            show(chunks, JsonView() if session.json else TextView(sampling.get("n", 1)), [])
 
 
 @with_sampling_options
@@ -44,18 +44,40 @@ def chat(
     ] = None,
     system: Annotated[str, typer.Option(help="What the system message says.")] = "",
     model: ModelName = "",
+    tools: Annotated[
+        Path | None, file_option("Functions that the model may call: a JSON list, each with name and parameters.")
+    ] = None,
+    tool_choice: Annotated[
+        str | None, typer.Option(metavar="CHOICE", help="auto, none, required, or the name of a tool.")
+    ] = None,
+    parallel_tool_calls: Annotated[bool | None, typer.Option(help="Allow more than one call in a message.")] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Values for the model's template, a JSON object.")
+    ] = None,
 ) -> None:
-    """Answer a message, or hold a conversation when there is none and this is a terminal (Ctrl-D ends it)."""
+    """Answer a message, or hold a conversation when there is none and this is a terminal (Ctrl-D ends it).
+
+    Reasoning goes to standard error; a call of a tool is printed as name(arguments).
+    """
     session = session_of(context)
+    options: dict[str, Any] = {
+        "model": model,
+        "tools": json_of("--tools", text_of(tools), list) if tools else None,
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": parallel_tool_calls,
+        "chat_template_kwargs": json_of("--chat-template-kwargs", chat_template_kwargs, dict)
+        if chat_template_kwargs
+        else None,
+        **sampling,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
     conversation = [ChatMessage(role="system", content=system)] if system else []
     with session.inference() as client:
         if message is None and sys.stdin.isatty():
-            _converse(session, client, conversation, {"model": model, **sampling})
+            _converse(session, client, conversation, given)
             return
-        content = sys.stdin.read() if message is None else message
-        conversation.append(ChatMessage(role="user", content=content))
-        with client.chat(conversation, model=model, **sampling) as chunks:
-            _print(session, chunks, lambda chunk: chunk.content, [])
+        conversation.append(ChatMessage(role="user", content=sys.stdin.read() if message is None else message))
+        _answer(session, client, conversation, given, [])
 
 
 def _converse(
@@ -66,40 +88,27 @@ def _converse(
         try:
             line = input("> ")
         except EOFError:
-            print()
+            output.write("\n")
             return
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         if not line.strip():
             continue
         conversation.append(ChatMessage(role="user", content=line))
-        said: list[str] = []
+        said: list[ChatResponse] = []
         try:
-            with client.chat(conversation, **options) as chunks:
-                _print(session, chunks, lambda chunk: chunk.content, said)
+            _answer(session, client, conversation, options, said)
         except KeyboardInterrupt:
-            print()
-        conversation.append(ChatMessage(role="assistant", content="".join(said)))
+            output.write("\n")
+        conversation.append(joined(said))
 
 
-def _print(session: Session, chunks: Stream[C], text_of: Callable[[C], str], said: list[str]) -> None:
-    """Prints the text of each chunk at once and adds it to `said`; on a terminal tells how it ended."""
-    start = time.monotonic()
-    last: C | None = None
-    for chunk in chunks:
-        last = chunk
-        said.append(text_of(chunk))
-        if session.json:
-            output.emit(chunk)
-        else:
-            print(said[-1], end="", flush=True)
-    if session.json:
-        return
-    print()
-    if last is not None and sys.stderr.isatty():
-        seconds = time.monotonic() - start
-        tokens = last.usage.completion_tokens
-        output.note(
-            f"[{output.word(FinishReason, last.finish.reason)}: {last.usage.prompt_tokens} + {tokens} tokens, "
-            f"{tokens / seconds:.1f} tokens/s]"
-        )
+def _answer(
+    session: Session,
+    client: InferenceClient,
+    conversation: list[ChatMessage],
+    options: dict[str, Any],
+    said: list[ChatResponse],
+) -> None:
+    with client.chat(conversation, **options) as chunks:
+        show(chunks, JsonView() if session.json else MessageView(options.get("n", 1)), said)

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from bitmill.cli import output
+from bitmill.cli import engine_options, output
+from bitmill.cli.adapters import adapters, aliases
+from bitmill.cli.load_report import top
 from bitmill.cli.session import FAILED, INTERRUPTED, session_of
 from bitmill.client import InferenceClient
-from bitmill.inference.v1.model_pb2 import LoadPhase, Model, ModelState
+from bitmill.inference.v1.model_pb2 import Adapter, LoadPhase, Model, ModelState
 from bitmill.requests import to_uri
 
 app = typer.Typer(help="Models of an inference server.", no_args_is_help=True)
@@ -27,7 +29,7 @@ def list_models(context: typer.Context) -> None:
             for model in models:
                 output.emit(model)
         else:
-            output.table(("NAME", "STATE", "PHASE", "QUANTIZATION", "CONTEXT", "URI"), map(_row, models))
+            output.table(("NAME", "STATE", "PHASE", "QUANTIZATION", "CONTEXT", "ALIASES", "URI"), map(_row, models))
 
 
 @app.command()
@@ -44,6 +46,12 @@ def load(
     context: typer.Context,
     uri: Annotated[str, typer.Argument(metavar="URI", help="An artifact or a checkpoint: a URI, or a local path.")],
     name: Annotated[str, typer.Option(help="The name that requests will use. Default: the artifact's.")] = "",
+    alias: Annotated[
+        list[str] | None, typer.Option(help="A further name, moved here once it serves. May be repeated.")
+    ] = None,
+    unload_replaced: Annotated[
+        bool, typer.Option("--unload-replaced", help="Then unload the models that this leaves without an alias.")
+    ] = False,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest context in tokens.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences in one step.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens in one step.")] = None,
@@ -54,6 +62,10 @@ def load(
     enable_prefix_caching: Annotated[bool | None, typer.Option(help="Reuse the KV cache of equal beginnings.")] = None,
     tensor_parallel_size: Annotated[int | None, typer.Option(min=1, help="GPUs that share each layer.")] = None,
     pipeline_parallel_size: Annotated[int | None, typer.Option(min=1, help="Groups of layers on own GPUs.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Any other option of the engine, such as enable_lora=true. Repeatable."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it serves.")] = False,
 ) -> None:
     """Load an artifact or a checkpoint and wait until it serves."""
@@ -71,8 +83,19 @@ def load(
         "pipeline_parallel_size": pipeline_parallel_size,
     }
     given = {key: value for key, value in options.items() if value is not None}
+    others = engine_options.parsed(option or ())
+    for key in given.keys() & others.keys():
+        raise typer.BadParameter(f"--{key.replace('_', '-')} and --option {key} are the same")
     with session.inference() as client:
-        model = client.load_model(to_uri(uri), name=name, return_immediately=True, **given)
+        model = client.load_model(
+            to_uri(uri),
+            name=name,
+            aliases=alias or (),
+            unload_replaced=unload_replaced,
+            return_immediately=True,
+            **given,
+            **others,
+        )
         if not detach:
             model = _loaded(client, model)
     output.emit(model) if session.json else output.facts(_facts(model))
@@ -85,15 +108,38 @@ def unload(context: typer.Context, name: ModelName) -> None:
         client.unload_model(name)
 
 
+@app.command()
+def sleep(context: typer.Context, name: ModelName) -> None:
+    """Let the running calls of a model end, and free its memory on the device."""
+    session = session_of(context)
+    with session.inference() as client:
+        model = client.sleep_model(name)
+    output.emit(model) if session.json else output.facts(_facts(model))
+
+
+@app.command()
+def wake(context: typer.Context, name: ModelName) -> None:
+    """Bring a sleeping model back and wait until it serves."""
+    session = session_of(context)
+    with session.inference() as client:
+        model = client.wake_model(name)
+    output.emit(model) if session.json else output.facts(_facts(model))
+
+
+app.command()(top)
+app.add_typer(aliases, name="alias")
+app.add_typer(adapters, name="adapters")
+
+
 def _loaded(client: InferenceClient, model: Model) -> Model:
     """Follows a model until it serves, a line on standard error for each phase."""
     told = ""
     try:
         with client.watch_model(model.name) as changes:
             for model in changes:
-                phase = output.word(LoadPhase, model.phase).replace("_", " ")
-                if phase and phase != told:
-                    output.note(told := phase)
+                step = _step(model)
+                if step and step != told:
+                    output.note(told := step)
                 if model.state != ModelState.MODEL_STATE_LOADING:
                     break
     except KeyboardInterrupt:
@@ -110,13 +156,29 @@ def _loaded(client: InferenceClient, model: Model) -> Model:
     return model
 
 
+def _step(model: Model) -> str:
+    """Returns the phase of a loading model, and how many tenths of it are done where it counts bytes."""
+    phase = output.word(LoadPhase, model.phase).replace("_", " ")
+    progress = model.load_progress
+    if not progress.total_bytes:
+        return phase
+    return (
+        f"{phase} {10 * progress.completed_bytes // progress.total_bytes * 10}% of {output.size(progress.total_bytes)}"
+    )
+
+
+def _adapter_text(adapter: Adapter) -> str:
+    return f"{adapter.name}, rank {adapter.rank}, {adapter.running_calls} running calls, {adapter.uri}"
+
+
 def _row(model: Model) -> tuple[str, ...]:
     return (
         model.name,
         output.word(ModelState, model.state),
-        output.word(LoadPhase, model.phase).replace("_", " "),
+        _step(model),
         model.quantization,
         str(model.max_model_len or ""),
+        ", ".join(model.aliases),
         model.uri,
     )
 
@@ -125,14 +187,19 @@ def _facts(model: Model) -> list[tuple[str, str]]:
     return [
         ("model", model.name),
         ("state", output.word(ModelState, model.state)),
-        ("phase", output.word(LoadPhase, model.phase).replace("_", " ")),
+        ("phase", _step(model)),
         ("error", f"{model.error.reason}: {model.error.message}" if model.error.reason else ""),
         *((f"  {key}", value) for key, value in sorted(model.error.metadata.items())),
         ("uri", model.uri),
         ("digest", model.digest),
         ("quantization", model.quantization),
         ("context", f"{model.max_model_len} tokens" if model.max_model_len else ""),
-        *((field.name, str(value)) for field, value in model.engine_options.ListFields()),
+        ("tasks", ", ".join(model.supported_tasks)),
+        ("aliases", ", ".join(model.aliases)),
+        *(("adapter", _adapter_text(adapter)) for adapter in model.adapters),
+        ("restarts", str(model.restarts or "")),
+        ("restart at", output.time(model.restart_time)),
+        *engine_options.facts(model.engine_options),
         ("created", output.time(model.create_time)),
         ("serving", output.time(model.serving_time)),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC
@@ -18,6 +20,10 @@ from rich.table import Table
 _PIPE_WIDTH = 10_000
 
 
+class OutputError(Exception):
+    """Standard output takes no more, as on a full disk."""
+
+
 def console(*, stderr: bool = False) -> Console:
     """Returns a console on standard output or error as they are now."""
     stream = sys.stderr if stderr else sys.stdout
@@ -28,8 +34,23 @@ def console(*, stderr: bool = False) -> Console:
 
 def emit(message: Message) -> None:
     """Prints a message as canonical protobuf JSON on one line, fields with default values too."""
-    text = json_format.MessageToJson(message, indent=None, always_print_fields_with_no_presence=True)
-    print(text, flush=True)
+    write(json_format.MessageToJson(message, indent=None, always_print_fields_with_no_presence=True) + "\n")
+
+
+def write(text: str) -> None:
+    """Writes text to standard output at once; OutputError when that takes none."""
+    if sys.stdout is None:
+        return  # Closed by the caller, who wants none of it.
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # The reader has had enough.
+    except OSError as error:
+        # What is left in the buffer must not fail once more when the interpreter ends.
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        raise OutputError(f"cannot write to standard output: {error.strerror}") from error
 
 
 def note(text: str) -> None:
@@ -44,31 +65,43 @@ def complain(text: str, *hints: str) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table; a cell that does not fit the terminal is folded, never cut."""
-    grid = Table(box=None, pad_edge=False, header_style="bold")
+    _print(grid(columns, rows))
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Returns the table that `table` prints."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        grid.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold")
     for row in rows:
-        grid.add_row(*row)
-    _print(grid)
+        made.add_row(*row)
+    return made
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
     """Prints names and values, those with a value only."""
-    grid = Table(box=None, pad_edge=False, show_header=False)
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
     for name, value in rows:
         if value:
-            grid.add_row(name, value)
-    _print(grid)
+            made.add_row(name, value)
+    _print(made)
 
 
-def _print(grid: Table) -> None:
-    """Prints a grid without the spaces that fill its last column."""
-    out = console()
-    with out.capture() as captured:
-        out.print(grid, markup=False)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+def _print(made: Table) -> None:
+    """Prints a table without the spaces that fill its last column."""
+    screen = console()
+    # Rich writes to a string: `write` alone knows what to do when standard output takes no more.
+    page = Console(
+        file=io.StringIO(),
+        highlight=False,
+        width=screen.width,
+        force_terminal=screen.is_terminal,
+        color_system=screen.color_system,  # type: ignore[arg-type]  # one of the names that it takes
+    )
+    page.print(made, markup=False)
+    write("".join(f"{line.rstrip()}\n" for line in page.file.getvalue().splitlines()))  # type: ignore[attr-defined]
 
 
 def word(enum: EnumTypeWrapper, value: int) -> str:

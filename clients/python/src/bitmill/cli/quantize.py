@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
+import json
 from typing import Annotated, Any
 
 import typer
+from google.protobuf import json_format
 
 from bitmill.artifact.v1.artifact_pb2 import Artifact, Device, DeviceSupport
 from bitmill.artifact.v1.recipe_pb2 import Scheme
-from bitmill.cli import output
+from bitmill.cli import engine_options, output
 from bitmill.cli.following import follow, view_for
 from bitmill.cli.session import FAILED, session_of
 from bitmill.quantizer.v1.quantization_job_pb2 import QuantizationJob
@@ -48,6 +50,10 @@ def quantize(
     evaluation_tokens: Annotated[
         int | None, typer.Option(min=1, help="Held-out tokens that the evaluation reads.")
     ] = None,
+    engine_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="How to serve the artifact, for its manifest. May be repeated."),
+    ] = None,
     request_id: Annotated[
         str, typer.Option(help="Your id: the same one again returns the same job instead of a second.")
     ] = "",
@@ -71,6 +77,7 @@ def quantize(
         "seed": seed,
         "calibration_uri": calibration,
         "evaluation_tokens": evaluation_tokens,
+        "engine_options": engine_options.parsed(engine_option, "--engine-option") if engine_option else None,
     }
     given = {key: value for key, value in options.items() if value is not None}
     with session.quantizer() as client:
@@ -82,7 +89,7 @@ def quantize(
             return
         job = client.quantize(to_uri(source), name, scheme=scheme.value, request_id=request_id, **given)
         if detach:
-            output.emit(job) if session.json else print(job.job_id)
+            output.emit(job) if session.json else output.write(f"{job.job_id}\n")
             return
         if not session.json:
             output.note(f"job {job.job_id}")
@@ -120,10 +127,16 @@ def artifact_facts(artifact: Artifact) -> list[tuple[str, str]]:
         ),
         ("mean KL", f"{evaluation.mean_kl_divergence:.4f} nats" if measured else ""),
         ("served on", devices_text(artifact.devices)),
+        ("served with", _served_with(artifact)),
         ("engine", " ".join([artifact.engine, artifact.versions.get(artifact.engine, "")]).strip()),
         ("job", artifact.job_id),
         ("created", output.time(artifact.create_time)),
     ]
+
+
+def _served_with(artifact: Artifact) -> str:
+    options = json_format.MessageToDict(artifact.engine_options)
+    return ", ".join(f"{name} {json.dumps(value)}" for name, value in sorted(options.items()))
 
 
 def recipe_text(artifact: Artifact) -> str:

@@ -21,7 +21,7 @@ USAGE = 2
 INTERRUPTED = 130
 
 # Global options, and whether each takes a value.
-_GLOBAL_OPTIONS = {"--json": False, "--quantizer": True, "--inference": True, "--timeout": True}
+_GLOBAL_OPTIONS = {"--json": False, "--quantizer": True, "--inference": True, "--timeout": True, "--caller-id": True}
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Session:
     quantizer_address: str
     inference_address: str
     timeout: float | None
+    caller_id: str
     json: bool
 
     @contextmanager
@@ -38,7 +39,7 @@ class Session:
         """A client of the quantizer; an error inside ends the run with one message and exit code 1."""
         with (
             _failing("quantizer", self.quantizer_address),
-            QuantizerClient(self.quantizer_address, timeout=self.timeout) as client,
+            QuantizerClient(self.quantizer_address, timeout=self.timeout, caller_id=self.caller_id) as client,
         ):
             yield client
 
@@ -47,7 +48,7 @@ class Session:
         """A client of the inference service; an error inside ends the run with one message and exit code 1."""
         with (
             _failing("inference", self.inference_address),
-            InferenceClient(self.inference_address, timeout=self.timeout) as client,
+            InferenceClient(self.inference_address, timeout=self.timeout, caller_id=self.caller_id) as client,
         ):
             yield client
 
@@ -96,6 +97,14 @@ class RootGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Moves the global options to the front, up to a `--`."""
         return super().parse_args(ctx, hoisted(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command; output that cannot be written ends the run with one message and exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except output.OutputError as error:
+            output.complain(str(error))
+            raise typer.Exit(FAILED) from error
 
 
 def hoisted(args: list[str]) -> list[str]:

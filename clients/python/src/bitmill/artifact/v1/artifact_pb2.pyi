@@ -1,6 +1,7 @@
 import datetime
 
 from bitmill.artifact.v1 import recipe_pb2 as _recipe_pb2
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -51,7 +52,7 @@ class Evaluation(_message.Message):
     def __init__(self, source_perplexity: _Optional[float] = ..., artifact_perplexity: _Optional[float] = ..., mean_kl_divergence: _Optional[float] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Artifact(_message.Message):
-    __slots__ = ("name", "digest", "uri", "size_bytes", "files", "source_uri", "source_digest", "source_size_bytes", "recipe", "calibration", "calibration_digest", "devices", "evaluation", "engine", "versions", "job_id", "create_time")
+    __slots__ = ("name", "digest", "uri", "size_bytes", "files", "source_uri", "source_digest", "source_size_bytes", "recipe", "calibration", "calibration_digest", "devices", "evaluation", "engine", "versions", "job_id", "create_time", "engine_options")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +77,7 @@ class Artifact(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     uri: str
@@ -93,4 +95,5 @@ class Artifact(_message.Message):
     versions: _containers.ScalarMap[str, str]
     job_id: str
     create_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., uri: _Optional[str] = ..., size_bytes: _Optional[int] = ..., files: _Optional[_Iterable[_Union[ArtifactFile, _Mapping]]] = ..., source_uri: _Optional[str] = ..., source_digest: _Optional[str] = ..., source_size_bytes: _Optional[int] = ..., recipe: _Optional[_Union[_recipe_pb2.Recipe, _Mapping]] = ..., calibration: _Optional[_Union[_recipe_pb2.Calibration, _Mapping]] = ..., calibration_digest: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceSupport, _Mapping]]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., engine: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., job_id: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    engine_options: _struct_pb2.Struct
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., uri: _Optional[str] = ..., size_bytes: _Optional[int] = ..., files: _Optional[_Iterable[_Union[ArtifactFile, _Mapping]]] = ..., source_uri: _Optional[str] = ..., source_digest: _Optional[str] = ..., source_size_bytes: _Optional[int] = ..., recipe: _Optional[_Union[_recipe_pb2.Recipe, _Mapping]] = ..., calibration: _Optional[_Union[_recipe_pb2.Calibration, _Mapping]] = ..., calibration_digest: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceSupport, _Mapping]]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., engine: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., job_id: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., engine_options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...

@@ -1,6 +1,7 @@
 import datetime
 
 from bitmill.artifact.v1 import recipe_pb2 as _recipe_pb2
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -48,18 +49,20 @@ JOB_PHASE_UPLOAD: JobPhase
 JOB_PHASE_PUBLISH: JobPhase
 
 class QuantizationSpec(_message.Message):
-    __slots__ = ("source_uri", "artifact_name", "recipe", "calibration", "evaluation")
+    __slots__ = ("source_uri", "artifact_name", "recipe", "calibration", "evaluation", "engine_options")
     SOURCE_URI_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_NAME_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     source_uri: str
     artifact_name: str
     recipe: _recipe_pb2.Recipe
     calibration: _recipe_pb2.Calibration
     evaluation: EvaluationSpec
-    def __init__(self, source_uri: _Optional[str] = ..., artifact_name: _Optional[str] = ..., recipe: _Optional[_Union[_recipe_pb2.Recipe, _Mapping]] = ..., calibration: _Optional[_Union[_recipe_pb2.Calibration, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ...) -> None: ...
+    engine_options: _struct_pb2.Struct
+    def __init__(self, source_uri: _Optional[str] = ..., artifact_name: _Optional[str] = ..., recipe: _Optional[_Union[_recipe_pb2.Recipe, _Mapping]] = ..., calibration: _Optional[_Union[_recipe_pb2.Calibration, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., engine_options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class EvaluationSpec(_message.Message):
     __slots__ = ("num_tokens",)
