@@ -39,8 +39,8 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# In the manner of Qwen3. `enable_thinking` false closes the reasoning in the prompt, and true opens it there; unset, the
-# model does both.
+# In the manner of Qwen3. `enable_thinking` false closes the reasoning in the prompt and true opens it there; unset, the
+# model does.
 TOOLS_TEMPLATE = """\
 {%- if messages[0].role == 'assistant' %}{{ raise_exception('an assistant cannot begin') }}{% endif -%}
 {%- if style is defined -%}

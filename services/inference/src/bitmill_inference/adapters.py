@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
 
-from bitmill_common import artifacts
-from bitmill_common.checkpoint import inspect_checkpoint
 from bitmill_common.errors import (
     AlreadyExistsError,
     BitmillError,
@@ -26,46 +23,14 @@ from bitmill_common.errors import (
     NotFoundError,
     UnavailableError,
 )
-from bitmill_common.manifest import content_digest
-from bitmill_common.object_store import ObjectInfo, ObjectStore
-from bitmill_inference.adapter_checks import CONFIG, PICKLES, WEIGHTS, check_adapter
-from bitmill_inference.artifact_source import ArtifactSource, LocalModel, directory_name
-from bitmill_inference.model import MODEL_NAME, MODEL_NAME_RULE, Adapter
+from bitmill_common.object_store import ObjectStore
+from bitmill_inference.adapter_files import AdapterRequest, adapter_digest, adapter_files, checked_rank
+from bitmill_inference.artifact_source import ArtifactSource, LocalModel
+from bitmill_inference.model import Adapter
 from bitmill_inference.ports import Engine, LocalAdapter
 from bitmill_inference.threads import in_thread
-from bitmill_inference.violations import Violations
 
 log = structlog.get_logger("bitmill.models")
-
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-
-
-@dataclass(frozen=True)
-class AdapterRequest:
-    """What LoadAdapter asks for. `digest`: what the files must have; empty for whatever they are."""
-
-    name: str
-    store: ObjectStore
-    digest: str = ""
-
-
-def adapter_request(source: ArtifactSource, model: str, name: str, uri: str, digest: str) -> AdapterRequest:
-    """Returns a checked request; an empty `name` becomes that of the directory.
-
-    Raises `InvalidArgumentError` naming every wrong field, and the errors of `Stores.open`.
-    """
-    store = source.open(uri, "uri")
-    given, name = name, name or directory_name(store)
-    violations = Violations()
-    if not MODEL_NAME.fullmatch(name):
-        taken = "" if given else f"is needed: {name!r}, taken from the URI, "
-        violations.add("name", f"{taken}must be {MODEL_NAME_RULE}", "INVALID_NAME")
-    elif name == model:
-        violations.add("name", f"{name!r} is the name of the model itself", "NAME_OF_MODEL")
-    if digest and not _DIGEST.fullmatch(digest):
-        violations.add("digest", 'must be "sha256:" and 64 lower-case hexadecimal digits', "INVALID_DIGEST")
-    violations.raise_if_any()
-    return AdapterRequest(name, store, digest)
 
 
 class Adapters:
@@ -218,7 +183,7 @@ class Adapters:
             return request.digest == digest
         copy = await in_thread(self._copy, request, threading.Event(), undo=LocalModel.release)
         try:
-            return await in_thread(_digest, copy) == digest
+            return await in_thread(adapter_digest, copy) == digest
         finally:
             await in_thread(copy.release)
 
@@ -243,14 +208,14 @@ class Adapters:
     async def _bring_up(self, entry: _Entry, base: ObjectStore) -> None:
         request = entry.request
         entry.files = await in_thread(self._copy, request, entry.given_up, undo=LocalModel.release)
-        digest = await in_thread(_digest, entry.files)
+        digest = await in_thread(adapter_digest, entry.files)
         if request.digest and digest != request.digest:
             raise DataLossError(
                 "ADAPTER_DIGEST_MISMATCH",
                 f"the adapter {request.store.uri} has the digest {digest}, not {request.digest}",
                 {"uri": request.store.uri, "digest": digest, "expected_digest": request.digest},
             )
-        rank = await in_thread(_check, entry.files.store, request.store.uri, base, self._require_lora())
+        rank = await in_thread(checked_rank, entry.files.store, request.store.uri, base, self._require_lora())
         local = LocalAdapter(request.name, next(self._ids), entry.files.directory, rank)
         with self._hold() as engine:
             await engine.add_adapter(local)
@@ -263,7 +228,7 @@ class Adapters:
             if given_up.is_set():
                 raise CancelledError("LOAD_GIVEN_UP", "the model was unloaded while its adapter was loading")
 
-        return self._source.fetch_files(request.store, request.name, _files(request.store), on_bytes)
+        return self._source.fetch_files(request.store, request.name, adapter_files(request.store), on_bytes)
 
     async def _unload(self, entry: _Entry) -> None:
         await asyncio.wait({entry.loading})
@@ -338,33 +303,3 @@ def _given_up() -> UnavailableError:
 
 def _same(one: AdapterRequest, other: AdapterRequest) -> bool:
     return (one.store.uri, one.digest) == (other.store.uri, other.digest)
-
-
-def _files(store: ObjectStore) -> Sequence[ObjectInfo]:
-    """Returns the two files of the adapter that `store` is rooted at."""
-    metadata = {"uri": store.uri}
-    config, weights = _head(store, CONFIG), _head(store, WEIGHTS)
-    if weights is None and any(_head(store, name) for name in PICKLES):
-        message = f"the adapter {store.uri} has pickled weights alone, which can run code; convert to safetensors"
-        raise FailedPreconditionError("PICKLE_ONLY", message, metadata)
-    if config is None or weights is None:
-        missing = [name for name, info in ((CONFIG, config), (WEIGHTS, weights)) if info is None]
-        message = f"there is no adapter {store.uri}: it has no {' and no '.join(missing)}"
-        raise FailedPreconditionError("ADAPTER_FILES_MISSING", message, metadata | {"files": ", ".join(missing)})
-    return [config, weights]
-
-
-def _head(store: ObjectStore, path: str) -> ObjectInfo | None:
-    try:
-        return store.head(path)
-    except NotFoundError:
-        return None
-
-
-def _digest(files: LocalModel) -> str:
-    """The digest of an adapter: that of a content, over its configuration and its weights."""
-    return content_digest(artifacts.describe_files(files.directory))
-
-
-def _check(adapter: ObjectStore, uri: str, base: ObjectStore, max_rank: int) -> int:
-    return check_adapter(adapter, uri, inspect_checkpoint(base), max_rank)

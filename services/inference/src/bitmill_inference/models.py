@@ -18,7 +18,7 @@ from bitmill_common.errors import (
 )
 from bitmill_common.object_store import ObjectStore
 from bitmill_inference import sleeping
-from bitmill_inference.adapters import adapter_request
+from bitmill_inference.adapter_files import adapter_request
 from bitmill_inference.artifact_source import ArtifactSource
 from bitmill_inference.engine_options import EngineOptions, check_engine_options
 from bitmill_inference.loading import ModelLoader

@@ -13,6 +13,8 @@ MAX_LOGPROBS = 20
 MAX_SEQUENCES = 64
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 64
+# vLLM tokenizes them on the event loop.
+MAX_BAD_WORD_CHARACTERS = 256
 MAX_LOGPROB_TOKENS = 128
 MAX_CHOICES = 1024
 MAX_PATTERN_SIZE = 1024
@@ -153,6 +155,10 @@ def _check_lists(params: SamplingParams, violations: Violations) -> None:
         for index, text in enumerate(getattr(params, name)):
             if not text:
                 violations.add(f"{SAMPLING_FIELD}.{name}[{index}]", f"{what} cannot be empty", "EMPTY")
+    for index, text in enumerate(params.bad_words):
+        if len(text) > MAX_BAD_WORD_CHARACTERS:
+            description = f"at most {MAX_BAD_WORD_CHARACTERS} characters, got {len(text)}"
+            violations.add(f"{SAMPLING_FIELD}.bad_words[{index}]", description, "TOO_LONG")
     for token_id, bias in params.logit_bias.items():
         violations.range(f"{SAMPLING_FIELD}.logit_bias[{token_id}]", bias, -100 <= bias <= 100, "from -100 to 100")
 
@@ -169,6 +175,8 @@ def _check_together(params: SamplingParams, violations: Violations) -> None:
         conflict("stop", "stop strings need text; leave detokenize unset or true")
     if params.logprob_token_ids and params.logprobs is not None:
         conflict("logprob_token_ids", "not together with logprobs")
+    if params.structured_outputs is not None and params.ignore_eos:
+        conflict("ignore_eos", "what comes after the end would not have the form of structured_outputs")
     if _or(params.n, 1) > 1 and is_greedy(_or(params.temperature, 1)):
         conflict("n", "must be 1 with a temperature of 0, which makes every sequence the same")
 
