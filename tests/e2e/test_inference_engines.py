@@ -179,11 +179,11 @@ def test_aborted_calls_end_ok_with_what_they_have(inference_server: InferencePro
         assert time.monotonic() < deadline
     abort = pb.AbortRequest(request_ids=["aborted"])
     assert inference_server.inference.Abort(abort, timeout=60).aborted_calls == 2
-    chunks, sequences = list(stream), unary.result().sequences
+    chunks, answer = list(stream), unary.result()
     ends = [chunk.finish.reason for chunk in chunks if chunk.HasField("finish")]
-    assert ends == [each.finish.reason for each in sequences] == [generation_pb2.FINISH_REASON_ABORT] * 2
+    assert ends == [each.finish.reason for each in answer.sequences] == [generation_pb2.FINISH_REASON_ABORT] * 2
     assert chunks[-1].usage.completion_tokens == sum(len(chunk.token_ids) for chunk in chunks)
-    assert all(each.text for each in sequences)
+    assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in answer.sequences)
     assert running_requests(inference_server) == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bitmill_inference import generation, pooling
@@ -83,26 +83,16 @@ class Inference:
     ) -> Embedded:
         """Returns one vector for each input. Errors as of `Engine.embed`."""
         prompts = pooling.validate_embed(inputs, params)
-        with self._place(model, options, len(prompts)) as (_, lease):
-            engine = lease.engine
-            generation.check_for_model(
-                SamplingParams(), options, engine.info.vocab_size, priorities=engine.info.priorities
-            )
-            await lease.admission.start(engine, 1)
-            return await engine.embed(prompts, params, options, adapter=lease.adapter)
+        async with self._pooling_place(model, options, len(prompts)) as lease:
+            return await lease.engine.embed(prompts, params, options, adapter=lease.adapter)
 
     async def score(
         self, model: str, query: str, documents: Sequence[str], params: ScoreParams, options: RequestOptions
     ) -> Scored:
         """Returns one score for each document. Errors as of `Engine.score`."""
         pooling.validate_score(query, documents, params)
-        with self._place(model, options, len(documents)) as (_, lease):
-            engine = lease.engine
-            generation.check_for_model(
-                SamplingParams(), options, engine.info.vocab_size, priorities=engine.info.priorities
-            )
-            await lease.admission.start(engine, 1)
-            return await engine.score(query, documents, params, options, adapter=lease.adapter)
+        async with self._pooling_place(model, options, len(documents)) as lease:
+            return await lease.engine.score(query, documents, params, options, adapter=lease.adapter)
 
     async def _chunks(
         self, model: str, prompt: Prompt, params: SamplingParams, options: RequestOptions, *, stream: bool
@@ -123,6 +113,15 @@ class Inference:
                         begun = True
                         self._on_first_token(lease.model, time.monotonic() - start)
                     yield chunk
+
+    @contextlib.asynccontextmanager
+    async def _pooling_place(self, model: str, options: RequestOptions, inputs: int) -> AsyncIterator[Lease]:
+        """Holds what a call with that many inputs needs; the engine takes a part of them at a time."""
+        with self._place(model, options, inputs) as (_, lease):
+            info = lease.engine.info
+            generation.check_for_model(SamplingParams(), options, info.vocab_size, priorities=info.priorities)
+            await lease.admission.start(lease.engine, 1)
+            yield lease
 
     @contextlib.contextmanager
     def _place(self, model: str, options: RequestOptions, sequences: int) -> Iterator[tuple[Call, Lease]]:
