@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bitmill_common.errors import InvalidArgumentError
@@ -114,6 +116,15 @@ def test_values_that_the_server_sets_are_not_the_callers(name: str) -> None:
     """Silently replaced, they would leave the caller wondering."""
     prompt = ChatPrompt((USER,), chat_template_kwargs={name: None})
     assert faults(prompt) == {f"chat_template_kwargs.{name}": "PROTECTED_KWARG"}
+
+
+@pytest.mark.parametrize("choice", [ToolChoiceMode.REQUIRED, NamedTool("get_weather")])
+def test_a_forced_call_keeps_to_its_schema_unless_the_tool_says_otherwise(choice: ToolChoiceMode | NamedTool) -> None:
+    """Unset means strict where the call is forced, and the parser's own default where the model decides."""
+    loose = replace(WEATHER, name="loose", strict=False)
+    forced = ChatPrompt((USER,), tools=(WEATHER, loose), tool_choice=choice)
+    assert [tool.strict for tool in forced.offered_tools] == [True, False]
+    assert [tool.strict for tool in replace(forced, tool_choice=ToolChoiceMode.AUTO).offered_tools] == [None, False]
 
 
 def test_a_forced_call_excludes_a_form_of_the_output() -> None:

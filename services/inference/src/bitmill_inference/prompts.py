@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bitmill_inference.violations import Violations
@@ -115,8 +115,12 @@ class ChatPrompt:
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model sees."""
-        return () if self.tool_choice is ToolChoiceMode.NONE else self.tools
+        """The tools that the model sees. A forced call keeps to its schema unless the tool says otherwise."""
+        if self.tool_choice is ToolChoiceMode.NONE:
+            return ()
+        if not self.forces_tool_call:
+            return self.tools
+        return tuple(replace(tool, strict=tool.strict is not False) for tool in self.tools)
 
     @property
     def forces_tool_call(self) -> bool:
