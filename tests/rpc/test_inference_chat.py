@@ -12,8 +12,8 @@ from google.protobuf import struct_pb2
 from bitmill.inference.v1 import generation_pb2, tool_pb2
 from bitmill.inference.v1 import inference_service_pb2 as pb
 from bitmill_common.errors import FailedPreconditionError
-from bitmill_inference.generation import Chunk, Finish, FinishReason, ToolCallDelta, Usage
-from bitmill_inference.prompts import (
+from bitmill_inference.requests.generation import Chunk, Finish, FinishReason, ToolCallDelta, Usage
+from bitmill_inference.requests.prompts import (
     MAX_DETOKENIZE_IDS,
     MAX_TOKENIZE_CHARACTERS,
     ChatMessage,

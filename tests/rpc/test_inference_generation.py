@@ -12,8 +12,8 @@ import pytest
 
 from bitmill.inference.v1 import generation_pb2
 from bitmill.inference.v1 import inference_service_pb2 as pb
-from bitmill_inference.generation import RequestOptions
-from bitmill_inference.sampling import OutputForm, RepetitionDetection, SamplingParams, StructuredOutputs
+from bitmill_inference.requests.generation import RequestOptions
+from bitmill_inference.requests.sampling import OutputForm, RepetitionDetection, SamplingParams, StructuredOutputs
 from support.fake_inference_engine import TEXT
 from support.inference_serving import TIMEOUT_S, Serving, error_info, serving, violations
 

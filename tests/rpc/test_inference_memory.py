@@ -10,8 +10,8 @@ import pytest
 
 from bitmill.inference.v1 import model_pb2
 from bitmill_common.artifact import Device
-from bitmill_inference.devices import ServerDevice
-from bitmill_inference.memory import GIB, DeviceMemory, ServerMemory
+from bitmill_inference.models.devices import ServerDevice
+from bitmill_inference.models.memory import GIB, DeviceMemory, ServerMemory
 from support.inference_serving import Serving, error_info, serving
 
 

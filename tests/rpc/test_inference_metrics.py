@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bitmill.inference.v1 import inference_service_pb2 as pb
 from bitmill_common.errors import FailedPreconditionError, UnavailableError
-from bitmill_inference.load import LoadReport
 from bitmill_inference.metrics import Metrics
+from bitmill_inference.models.load import LoadReport
 from support.fake_inference_engine import TEXT
 from support.inference_serving import SERVICE, TIMEOUT_S, Serving, serving
 

@@ -11,10 +11,10 @@ import pytest
 
 from bitmill_common.artifact import Device
 from bitmill_common.errors import BitmillError, FailedPreconditionError
-from bitmill_inference.devices import ServerDevice
-from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.model import ModelState
-from bitmill_inference.supervisor import RestartPolicy
+from bitmill_inference.models.devices import ServerDevice
+from bitmill_inference.models.engine_options import EngineOptions
+from bitmill_inference.models.model import ModelState
+from bitmill_inference.models.supervisor import RestartPolicy
 from support.inference_serving import Serving, serving
 
 NAMES = ("a", "b", "c")

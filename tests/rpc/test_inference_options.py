@@ -13,8 +13,8 @@ from google.protobuf.duration_pb2 import Duration
 from bitmill.inference.v1 import model_pb2
 from bitmill.inference.v1 import model_service_pb2 as pb
 from bitmill_common.artifact import Device
-from bitmill_inference.devices import ServerDevice
-from bitmill_inference.engine_options import EngineOptions
+from bitmill_inference.models.devices import ServerDevice
+from bitmill_inference.models.engine_options import EngineOptions
 from support.inference_artifacts import publish_artifact
 from support.inference_serving import TIMEOUT_S, Serving, error_info, serving, violations
 

@@ -12,8 +12,8 @@ import pytest
 from bitmill.inference.v1 import generation_pb2
 from bitmill.inference.v1 import inference_service_pb2 as pb
 from bitmill_common.errors import FieldViolation, InvalidArgumentError, UnavailableError
-from bitmill_inference.pooling import EmbedParams, ScoreParams
-from bitmill_inference.prompts import TextPrompt, TokensPrompt
+from bitmill_inference.requests.pooling import EmbedParams, ScoreParams
+from bitmill_inference.requests.prompts import TextPrompt, TokensPrompt
 from support.fake_inference_engine import DIMENSIONS
 from support.inference_serving import TIMEOUT_S, Serving, error_info, serving, violations
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2
 
-from bitmill_inference.convert_model import preload_requests
-from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.preload import ModelRequest, preload
+from bitmill_inference.models.engine_options import EngineOptions
+from bitmill_inference.models.preload import ModelRequest, preload
+from bitmill_inference.servicers.convert_model import preload_requests
 from support.inference_serving import SERVICE, TIMEOUT_S, Serving, serving
 
 MODEL_SERVICE = "bitmill.inference.v1.ModelService"

@@ -14,8 +14,8 @@ import pytest
 from bitmill.inference.v1 import model_pb2, model_service_pb2
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.stores import Stores
-from bitmill_inference.artifact_cache import ArtifactCache
-from bitmill_inference.file_lock import FileLock
+from bitmill_inference.artifacts.artifact_cache import ArtifactCache
+from bitmill_inference.artifacts.file_lock import FileLock
 from support.checkpoints import write_checkpoint
 from support.inference_artifacts import publish_artifact
 from support.inference_serving import TIMEOUT_S, Serving, error_info, serving

@@ -13,8 +13,8 @@ from bitmill.inference.v1 import inference_service_pb2, model_pb2
 from bitmill.inference.v1 import model_service_pb2 as pb
 from bitmill_common.artifact import Device
 from bitmill_common.errors import InternalError, UnavailableError
-from bitmill_inference.devices import ServerDevice
-from bitmill_inference.generation import Chunk, Finish, FinishReason, Usage
+from bitmill_inference.models.devices import ServerDevice
+from bitmill_inference.requests.generation import Chunk, Finish, FinishReason, Usage
 from support.fake_inference_engine import TEXT
 from support.inference_serving import TIMEOUT_S, Serving, error_info, serving
 from support.restart_clock import RestartClock

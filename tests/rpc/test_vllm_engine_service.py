@@ -17,7 +17,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from bitmill.inference.v1 import model_pb2, model_service_pb2
 from bitmill_inference.ports import Engine
-from bitmill_inference.smg_servicer import VLLM_ENGINE, VllmEngineService
+from bitmill_inference.servicers.smg_servicer import VLLM_ENGINE, VllmEngineService
 from support.inference_serving import Serving, error_info, serving
 
 MODEL = "tiny"

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from bitmill_common.staging import staged_directory
-from bitmill_inference.artifact_cache import ArtifactCache
+from bitmill_inference.artifacts.artifact_cache import ArtifactCache
 
 POLL_S = 0.01
 

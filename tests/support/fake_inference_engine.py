@@ -13,10 +13,12 @@ from pathlib import Path
 
 from bitmill_common.artifact import Device
 from bitmill_common.errors import BitmillError, CancelledError, UnavailableError
-from bitmill_inference import generation
-from bitmill_inference.devices import ServerDevice
-from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.generation import (
+from bitmill_inference.models.devices import ServerDevice
+from bitmill_inference.models.engine_options import EngineOptions
+from bitmill_inference.models.memory import ServerMemory
+from bitmill_inference.ports import EngineInfo, EngineLoad, LocalAdapter, accept
+from bitmill_inference.requests import generation
+from bitmill_inference.requests.generation import (
     Chunk,
     Finish,
     FinishReason,
@@ -25,12 +27,10 @@ from bitmill_inference.generation import (
     TokenLogprob,
     Usage,
 )
-from bitmill_inference.memory import ServerMemory
-from bitmill_inference.pooling import Embedded, EmbedParams, Scored, ScoreParams
-from bitmill_inference.ports import EngineInfo, EngineLoad, LocalAdapter, accept
-from bitmill_inference.prompts import ChatPrompt, Prompt, TextPrompt, TokensPrompt
-from bitmill_inference.sampling import SamplingParams
-from bitmill_inference.violations import Violations
+from bitmill_inference.requests.pooling import Embedded, EmbedParams, Scored, ScoreParams
+from bitmill_inference.requests.prompts import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from bitmill_inference.requests.sampling import SamplingParams
+from bitmill_inference.requests.violations import Violations
 
 TEXT = "grüß dich, Welt 🌍"
 VOCAB_SIZE = 0x110000

@@ -22,11 +22,11 @@ from bitmill.inference.v1 import (
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.stores import StoreOptions, Stores
 from bitmill_inference.__main__ import build_server
-from bitmill_inference.admission import DEFAULT_CALLER_LIMIT, Callers
-from bitmill_inference.artifact_cache import ArtifactCache
-from bitmill_inference.artifact_source import ArtifactSource
-from bitmill_inference.load import LoadReport
-from bitmill_inference.models import Models
+from bitmill_inference.artifacts.artifact_cache import ArtifactCache
+from bitmill_inference.artifacts.artifact_source import ArtifactSource
+from bitmill_inference.models.load import LoadReport
+from bitmill_inference.models.models import Models
+from bitmill_inference.requests.admission import DEFAULT_CALLER_LIMIT, Callers
 from support.checkpoints import write_checkpoint
 from support.fake_inference_engine import FakeEngine, FakeEngineFactory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from bitmill_inference.supervisor import RestartPolicy
+from bitmill_inference.models.supervisor import RestartPolicy
 
 
 @dataclass

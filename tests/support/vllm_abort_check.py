@@ -16,12 +16,12 @@ from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
 
-from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.generation import RequestOptions
-from bitmill_inference.prompts import TextPrompt
-from bitmill_inference.sampling import SamplingParams
-from bitmill_inference.vllm_engine import VllmEngine
-from bitmill_inference.vllm_factory import VllmEngineFactory
+from bitmill_inference.models.engine_options import EngineOptions
+from bitmill_inference.requests.generation import RequestOptions
+from bitmill_inference.requests.prompts import TextPrompt
+from bitmill_inference.requests.sampling import SamplingParams
+from bitmill_inference.vllm.engine import VllmEngine
+from bitmill_inference.vllm.factory import VllmEngineFactory
 
 WAYS = ("close", "cancel", "deadline", "abort", "abort_unary")
 # Hundreds of steps long.

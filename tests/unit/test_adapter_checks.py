@@ -12,7 +12,7 @@ from bitmill_common.errors import FailedPreconditionError
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.safetensors import TensorInfo
 from bitmill_common.stores import Stores
-from bitmill_inference.adapter_checks import check_adapter
+from bitmill_inference.models.adapter_checks import check_adapter
 from support.adapters import write_adapter
 from support.checkpoints import write_safetensors
 

@@ -17,8 +17,8 @@ import pytest
 
 from bitmill_common.errors import CancelledError, FailedPreconditionError, ResourceExhaustedError
 from bitmill_common.staging import staged_directory
-from bitmill_inference import artifact_cache
-from bitmill_inference.artifact_cache import ArtifactCache, CacheEntry
+from bitmill_inference.artifacts import artifact_cache
+from bitmill_inference.artifacts.artifact_cache import ArtifactCache, CacheEntry
 
 REPOSITORY = Path(__file__).parents[2]
 DEADLINE_S = 30

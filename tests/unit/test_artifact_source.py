@@ -13,8 +13,8 @@ import pytest
 from bitmill_common.errors import BitmillError, CancelledError, DataLossError
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.stores import Stores
-from bitmill_inference.artifact_cache import ArtifactCache
-from bitmill_inference.artifact_source import ArtifactSource, LocalModel, Source
+from bitmill_inference.artifacts.artifact_cache import ArtifactCache
+from bitmill_inference.artifacts.artifact_source import ArtifactSource, LocalModel, Source
 from support.checkpoints import write_checkpoint
 from support.inference_artifacts import publish_artifact
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from bitmill_common.errors import NotFoundError, UnavailableError
-from bitmill_inference.admission import AdmissionWindow, Callers, ModelAdmission
+from bitmill_inference.requests.admission import AdmissionWindow, Callers, ModelAdmission
 
 TIMEOUT_S = 20
 HOUR_S = 3600.0

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bitmill_common.errors import InvalidArgumentError
-from bitmill_inference import generation
-from bitmill_inference.prompts import (
+from bitmill_inference.requests import generation
+from bitmill_inference.requests.prompts import (
     MAX_DETOKENIZE_IDS,
     MAX_TOKENIZE_CHARACTERS,
     MAX_TOOLS,
@@ -23,7 +23,7 @@ from bitmill_inference.prompts import (
     check_detokenize,
     check_tokenize,
 )
-from bitmill_inference.sampling import OutputForm, SamplingParams, StructuredOutputs
+from bitmill_inference.requests.sampling import OutputForm, SamplingParams, StructuredOutputs
 
 USER = ChatMessage("user", "hi")
 WEATHER = Tool("get_weather", "Weather", '{"type": "object", "properties": {"city": {"type": "string"}}}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bitmill.inference.v1 import generation_pb2
-from bitmill_inference.convert_options import request_options
+from bitmill_inference.servicers.convert_options import request_options
 
 
 class FakeContext:

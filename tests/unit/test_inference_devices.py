@@ -6,7 +6,7 @@ import pytest
 
 from bitmill_common.artifact import Device, DeviceSupport
 from bitmill_common.errors import FailedPreconditionError
-from bitmill_inference.devices import ServerDevice, require_device
+from bitmill_inference.models.devices import ServerDevice, require_device
 
 CPU = DeviceSupport(Device.CPU)
 AMPERE = DeviceSupport(Device.CUDA, 80)

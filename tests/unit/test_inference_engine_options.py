@@ -11,10 +11,10 @@ import pytest
 from bitmill.inference.v1 import model_pb2
 from bitmill_common.artifact import Device
 from bitmill_common.errors import FailedPreconditionError
-from bitmill_inference import convert_model
-from bitmill_inference.devices import ServerDevice, require_options
-from bitmill_inference.engine_options import EngineOptions, check_engine_options, options_of
-from bitmill_inference.violations import Violations
+from bitmill_inference.models.devices import ServerDevice, require_options
+from bitmill_inference.models.engine_options import EngineOptions, check_engine_options, options_of
+from bitmill_inference.requests.violations import Violations
+from bitmill_inference.servicers import convert_model
 
 ALL: dict[str, Any] = {
     "max_model_len": 2048,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitmill_inference.load import SAMPLE_INTERVAL_S, WINDOW_S, TokenRates
+from bitmill_inference.models.load import SAMPLE_INTERVAL_S, WINDOW_S, TokenRates
 
 
 def sampled(counts: list[tuple[int, int]], start: float = 100.0) -> tuple[TokenRates, float]:

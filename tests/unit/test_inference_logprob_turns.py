@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 import pytest
 
-from bitmill_inference.sampling import SamplingParams
-from bitmill_inference.vllm_logprobs import LogprobKind, LogprobTurns, logprob_kind
+from bitmill_inference.requests.sampling import SamplingParams
+from bitmill_inference.vllm.logprobs import LogprobKind, LogprobTurns, logprob_kind
 
 LIKELIEST, GIVEN = LogprobKind.LIKELIEST, LogprobKind.GIVEN
 

@@ -11,9 +11,9 @@ from bitmill_common.checkpoint import Checkpoint, inspect_checkpoint
 from bitmill_common.errors import ResourceExhaustedError
 from bitmill_common.safetensors import TensorInfo
 from bitmill_common.stores import Stores
-from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.host_memory import host_available_bytes
-from bitmill_inference.memory import (
+from bitmill_inference.models.engine_options import EngineOptions
+from bitmill_inference.models.host_memory import host_available_bytes
+from bitmill_inference.models.memory import (
     GIB,
     PROCESS_BYTES,
     DeviceMemory,

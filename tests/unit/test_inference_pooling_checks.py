@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from bitmill_common.errors import InvalidArgumentError
-from bitmill_inference.pooling import (
+from bitmill_inference.requests.pooling import (
     MAX_INPUTS,
     EmbedParams,
     ScoreParams,
@@ -16,7 +16,7 @@ from bitmill_inference.pooling import (
     validate_embed,
     validate_score,
 )
-from bitmill_inference.prompts import Prompt, TextPrompt, TokensPrompt
+from bitmill_inference.requests.prompts import Prompt, TextPrompt, TokensPrompt
 
 TEXT = TextPrompt("hello")
 

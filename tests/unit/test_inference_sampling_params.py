@@ -7,10 +7,10 @@ import math
 import pytest
 
 from bitmill_common.errors import FieldViolation, InvalidArgumentError
-from bitmill_inference import generation
-from bitmill_inference.generation import Chunk, Finish, FinishReason, RequestOptions, Usage
-from bitmill_inference.prompts import ChatMessage, ChatPrompt, TextPrompt, TokensPrompt
-from bitmill_inference.sampling import (
+from bitmill_inference.requests import generation
+from bitmill_inference.requests.generation import Chunk, Finish, FinishReason, RequestOptions, Usage
+from bitmill_inference.requests.prompts import ChatMessage, ChatPrompt, TextPrompt, TokensPrompt
+from bitmill_inference.requests.sampling import (
     MAX_STRUCTURED_CHARACTERS,
     OutputForm,
     RepetitionDetection,

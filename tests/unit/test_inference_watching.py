@@ -7,9 +7,9 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.model import LoadPhase, LoadProgress, Model, ModelState
-from bitmill_inference.watching import MAX_UNREAD, ByteCounter, Watch
+from bitmill_inference.models.engine_options import EngineOptions
+from bitmill_inference.models.model import LoadPhase, LoadProgress, Model, ModelState
+from bitmill_inference.models.watching import MAX_UNREAD, ByteCounter, Watch
 
 MODEL = Model("tiny", "file:///tiny", EngineOptions(), datetime(2026, 1, 1, tzinfo=UTC))
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from bitmill_inference.threads import in_thread
+from bitmill_inference.models.threads import in_thread
 
 DEADLINE_S = 20
 

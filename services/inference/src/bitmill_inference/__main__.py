@@ -26,23 +26,23 @@ from bitmill_common.logs import configure_logging
 from bitmill_common.server import Binding, GrpcServer, serve_until_signal
 from bitmill_common.settings import exit_for_settings, read_settings
 from bitmill_common.stores import Stores
-from bitmill_inference.admission import DEFAULT_CALLER_LIMIT, Callers
-from bitmill_inference.artifact_cache import ArtifactCache
-from bitmill_inference.artifact_source import ArtifactSource
-from bitmill_inference.convert_model import preload_requests
-from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.engine_process import LOG_LEVEL_VARIABLE
-from bitmill_inference.health import GrpcModelHealth, server_statuses, unserved_statuses
+from bitmill_inference.artifacts.artifact_cache import ArtifactCache
+from bitmill_inference.artifacts.artifact_source import ArtifactSource
 from bitmill_inference.inference import FirstTokenObserver, Inference
-from bitmill_inference.load import LoadReport
 from bitmill_inference.metrics import Metrics
-from bitmill_inference.model_servicer import ModelServicer
-from bitmill_inference.models import Models
+from bitmill_inference.models.engine_options import EngineOptions
+from bitmill_inference.models.load import LoadReport
+from bitmill_inference.models.models import Models
+from bitmill_inference.models.preload import preload
+from bitmill_inference.models.supervisor import RestartPolicy
 from bitmill_inference.ports import EngineFactory
-from bitmill_inference.preload import preload
-from bitmill_inference.servicer import InferenceServicer
+from bitmill_inference.requests.admission import DEFAULT_CALLER_LIMIT, Callers
+from bitmill_inference.servicers.convert_model import preload_requests
+from bitmill_inference.servicers.health import GrpcModelHealth, server_statuses, unserved_statuses
+from bitmill_inference.servicers.inference_servicer import InferenceServicer
+from bitmill_inference.servicers.model_servicer import ModelServicer
 from bitmill_inference.settings import Settings
-from bitmill_inference.supervisor import RestartPolicy
+from bitmill_inference.vllm.process import LOG_LEVEL_VARIABLE
 
 # Read by vLLM and its libraries when they are imported, and by the engine's processes.
 _ENVIRONMENT = {
@@ -122,7 +122,7 @@ def build_server(
 
 async def _serve(settings: Settings, stores: Stores) -> None:
     # Imported once the environment that it reads is prepared.
-    from bitmill_inference.vllm_factory import VllmEngineFactory
+    from bitmill_inference.vllm.factory import VllmEngineFactory
 
     source = ArtifactSource(stores, ArtifactCache(settings.cache_dir, settings.cache_max_bytes))
     await asyncio.to_thread(source.sweep)
@@ -164,8 +164,8 @@ def _vllm_service(model: str, models: Models) -> Sequence[Binding]:
     if not model:
         return ()
     # Of an extra that need not be installed.
-    from bitmill_inference.smg_engine import SmgServicer
-    from bitmill_inference.smg_servicer import VllmEngineService
+    from bitmill_inference.servicers.smg_engine import SmgServicer
+    from bitmill_inference.servicers.smg_servicer import VllmEngineService
 
     return (VllmEngineService(models, model, SmgServicer).binding,)
 

@@ -7,16 +7,16 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bitmill_inference import generation, pooling
-from bitmill_inference.admission import Callers
-from bitmill_inference.calls import Call, Calls
-from bitmill_inference.generation import Chunk, PositionLogprobs, RequestOptions, Usage
-from bitmill_inference.model_entry import Lease
-from bitmill_inference.models import Models
-from bitmill_inference.pooling import Embedded, EmbedParams, Scored, ScoreParams
-from bitmill_inference.prompts import Prompt, check_detokenize, check_tokenize
-from bitmill_inference.sampling import SamplingParams
-from bitmill_inference.violations import Violations
+from bitmill_inference.models.model_entry import Lease
+from bitmill_inference.models.models import Models
+from bitmill_inference.requests import generation, pooling
+from bitmill_inference.requests.admission import Callers
+from bitmill_inference.requests.calls import Call, Calls
+from bitmill_inference.requests.generation import Chunk, PositionLogprobs, RequestOptions, Usage
+from bitmill_inference.requests.pooling import Embedded, EmbedParams, Scored, ScoreParams
+from bitmill_inference.requests.prompts import Prompt, check_detokenize, check_tokenize
+from bitmill_inference.requests.sampling import SamplingParams
+from bitmill_inference.requests.violations import Violations
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 
 from bitmill_common.errors import UnavailableError
 from bitmill_common.server import check_exposure
-from bitmill_inference.load import LoadReport, ModelNumbers
-from bitmill_inference.model import ModelState
+from bitmill_inference.models.load import LoadReport, ModelNumbers
+from bitmill_inference.models.model import ModelState
 
 log = structlog.get_logger("bitmill.server")
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bitmill_inference.devices import ServerDevice
-from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.generation import Chunk, RequestOptions
-from bitmill_inference.memory import ServerMemory
-from bitmill_inference.pooling import Embedded, EmbedParams, Scored, ScoreParams
-from bitmill_inference.prompts import Prompt
-from bitmill_inference.sampling import SamplingParams
-from bitmill_inference.violations import Violations
+from bitmill_inference.models.devices import ServerDevice
+from bitmill_inference.models.engine_options import EngineOptions
+from bitmill_inference.models.memory import ServerMemory
+from bitmill_inference.requests.generation import Chunk, RequestOptions
+from bitmill_inference.requests.pooling import Embedded, EmbedParams, Scored, ScoreParams
+from bitmill_inference.requests.prompts import Prompt
+from bitmill_inference.requests.sampling import SamplingParams
+from bitmill_inference.requests.violations import Violations
 
 
 @dataclass(frozen=True)

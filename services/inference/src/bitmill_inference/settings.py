@@ -8,10 +8,10 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from bitmill_common.settings import Roots, ServerSettings
-from bitmill_inference.admission import DEFAULT_CALLER_LIMIT
-from bitmill_inference.convert_model import preload_requests
-from bitmill_inference.engine_options import EngineOptions
-from bitmill_inference.model import MODEL_NAME, MODEL_NAME_RULE
+from bitmill_inference.models.engine_options import EngineOptions
+from bitmill_inference.models.model import MODEL_NAME, MODEL_NAME_RULE
+from bitmill_inference.requests.admission import DEFAULT_CALLER_LIMIT
+from bitmill_inference.servicers.convert_model import preload_requests
 
 
 class Settings(ServerSettings):

@@ -1,0 +1,1 @@
+"""From a URI to a verified model directory on this host."""

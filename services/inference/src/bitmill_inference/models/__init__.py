@@ -1,0 +1,1 @@
+"""The models of this server: loading, names, adapters, sleep, restarts."""

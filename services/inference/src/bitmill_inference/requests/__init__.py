@@ -1,0 +1,1 @@
+"""What callers ask for, and who may start: plain data and rules."""

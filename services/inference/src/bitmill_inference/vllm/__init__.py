@@ -1,0 +1,1 @@
+"""The adapter of vLLM: engines, and the processes that they run in."""
