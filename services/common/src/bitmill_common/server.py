@@ -25,7 +25,6 @@ from grpc_reflection.v1alpha.reflection import aio as reflection_aio  # type: ig
 from bitmill_common import errors
 from bitmill_common.health import HealthServicer
 from bitmill_common.interceptors import CallInterceptor, CallObserver
-from bitmill_common.wakeups import drained_wakeups
 
 log = structlog.get_logger("bitmill.server")
 
@@ -65,8 +64,7 @@ class GrpcServer:
         health_servicer: HealthServicer | None = None,
         observer: CallObserver = lambda method, code, seconds: None,
     ) -> None:
-        with drained_wakeups():
-            self._server = grpc.aio.server(interceptors=[CallInterceptor(observer)], options=CHANNEL_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[CallInterceptor(observer)], options=CHANNEL_OPTIONS)
         self._service_names = [binding.descriptor.full_name for binding in bindings]
         for binding in bindings:
             binding.add_to(self._server)
