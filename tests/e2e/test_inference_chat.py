@@ -304,6 +304,28 @@ def test_a_schema_that_cannot_be_used_is_refused(
         assert "Lookbehind is not supported" in error.details()
 
 
+def test_a_conversation_is_measured_as_the_template_writes_it(server: InferenceProcess) -> None:
+    """Before it is tokenized, whichever part of it is long; one that is cut may be of any length."""
+    long = "x" * 1_000_000
+    call = tool_pb2.ToolCall(id="1", name="f", arguments_json=json.dumps({"a": long}))
+    for messages in (
+        [generation_pb2.ChatMessage(role="user", reasoning=long)],
+        [USER, generation_pb2.ChatMessage(role="assistant", tool_calls=[call])],
+    ):
+        error = refusal(server, messages=messages)
+        assert violations(error) == {"messages": "PROMPT_TOO_LONG"}
+        assert "characters" in error.details()
+        answer = chat(server, messages=messages, sampling={"truncate_prompt_tokens": 5, "max_tokens": 1})
+        assert answer.usage.prompt_tokens == 5
+
+
+def test_arguments_that_are_nested_too_deeply_are_refused(server: InferenceProcess) -> None:
+    """Others that are no JSON are taken for none."""
+    call = tool_pb2.ToolCall(id="1", name="f", arguments_json="[" * 100_000)
+    error = refusal(server, messages=[USER, generation_pb2.ChatMessage(role="assistant", tool_calls=[call])])
+    assert violations(error) == {"messages": "TOO_DEEP"}
+
+
 def test_a_model_without_a_parser_calls_no_tools(inference_server: InferenceProcess) -> None:
     """FAILED_PRECONDITION naming the option to load it with; tools that it may not call do no harm."""
     error = refusal(inference_server, model="tiny", tools=[TIME])

@@ -101,6 +101,24 @@ def test_an_engine_that_does_not_start_says_why_and_leaves_no_process(
         inference_server.unload("failing")
 
 
+def test_a_model_unloaded_while_its_engine_starts_leaves_no_process(
+    inference_server: InferenceProcess, tiny_checkpoint: Path
+) -> None:
+    """UnloadModel returns when they have ended, and the others serve on."""
+    before = inference_server.children()
+    beginning = "Initializing a V1 LLM engine"
+    starts = sum(beginning in line for line in inference_server.log)
+    request = model_service_pb2.LoadModelRequest(name="given-up", uri=tiny_checkpoint.as_uri(), return_immediately=True)
+    inference_server.models.LoadModel(request, timeout=STOP_TIMEOUT_S)
+    inference_server.wait_for_lines(beginning, starts + 1)
+    cores = inference_server.engine_cores() - before
+    inference_server.unload("given-up")
+    assert cores
+    assert not cores & inference_server.children()
+    assert outliving(inference_server.children() - before) == []
+    assert generate(inference_server, "tiny", GREEDY).text
+
+
 @pytest.fixture
 def own_server(inference_python: Path, tiny_checkpoints: Path, tmp_path: Path) -> InferenceProcess:
     """A server for one test to end, with the tiny model loaded."""

@@ -20,20 +20,16 @@ PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [42], [700, 3, 3, 9, 11, 13]]
 TIMEOUT_S = 120
 
 
-@pytest.fixture(scope="module")
-def server(
-    inference_python: Path, tiny_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[InferenceProcess]:
-    """A server whose engines have one core for each of two ranks."""
-    cache = tmp_path_factory.mktemp("parallel-cache")
+@pytest.fixture
+def server(inference_python: Path, tiny_checkpoints: Path, tmp_path: Path) -> Iterator[InferenceProcess]:
+    """A server whose engines have one core for each of two ranks. It is killed in the end."""
     cores = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    running = InferenceProcess(inference_python, [tiny_checkpoints], cache, environment=cores)
+    running = InferenceProcess(inference_python, [tiny_checkpoints], tmp_path / "cache", environment=cores)
     try:
         yield running
     finally:
-        running.terminate()
-        status = running.wait()
-    assert status == 0
+        running.kill()
+        running.wait()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +74,7 @@ def test_two_tensor_parallel_workers_generate_what_one_process_does(
 def test_two_data_parallel_copies_share_the_requests(
     server: InferenceProcess, untied_checkpoint: Path, expected: list[list[int]]
 ) -> None:
-    """Both copies work, and a request has the same answer whichever gets it."""
+    """Both copies work, and a request has the same answer whichever gets it. None outlives a server that is killed."""
     server.load("copied", untied_checkpoint, data_parallel_size=2, dtype="float32")
     processes = engine_processes(server)
     copies = server.engine_cores()
@@ -88,5 +84,5 @@ def test_two_data_parallel_copies_share_the_requests(
         answers = list(pool.map(lambda prompt: generate(server, "copied", prompt), PROMPTS * 8))
     assert answers == expected * 8
     assert all(cpu_seconds(copy) > seconds for copy, seconds in idle.items())
-    server.unload("copied")
+    server.kill()
     assert outliving(processes) == []

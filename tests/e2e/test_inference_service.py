@@ -155,6 +155,10 @@ def test_text_survives_tokenizing_and_back(inference_server: InferenceProcess) -
     [
         ({"text": "word " * 600}, {"text": "PROMPT_TOO_LONG"}),
         ({"text": "x" * 10_000_000}, {"text": "PROMPT_TOO_LONG"}),
+        (
+            {"text": "x" * 10_000_000, "sampling_params": {"truncate_prompt_tokens": 513}},
+            {"text": "PROMPT_TOO_LONG"},
+        ),
         ({"token_ids": {"ids": [1] * 512}}, {"token_ids.ids": "PROMPT_TOO_LONG"}),
         ({"token_ids": {"ids": [1, 768]}}, {"token_ids.ids[1]": "TOKEN_OUT_OF_VOCABULARY"}),
         ({"text": "a", "sampling_params": {"max_tokens": 512}}, {"sampling_params.max_tokens": "MAX_TOKENS_TOO_LARGE"}),

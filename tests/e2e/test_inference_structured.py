@@ -24,6 +24,8 @@ SCHEMA = {
     "required": ["name", "counts"],
     "additionalProperties": False,
 }
+# On which xgrammar's parser of patterns in schemas overflows its stack.
+LONG_PATTERN = "a" + "*" * 60_000
 CHOICES = ["red", 'gr"een\\', "blue\nsky", "日本"]
 
 
@@ -127,6 +129,9 @@ def test_every_one_of_several_sequences_has_the_form(inference_server: Inference
         ({"json_schema": '{"type": "nonsense"}', "disable_any_whitespace": True}, "json_schema", "Unsupported type"),
         ({"json_schema": '{"$ref": "#/nope"}'}, "json_schema", "Cannot find field nope"),
         ({"json_schema": '{"type": "string", "pattern": "("}'}, "json_schema", "parenthesis is not closed"),
+        ({"json_schema": json.dumps({"pattern": LONG_PATTERN})}, "json_schema", "a pattern has 60001 characters"),
+        ({"json_schema": json.dumps({"patternProperties": {LONG_PATTERN: {}}})}, "json_schema", "at most 4096"),
+        ({"structural_tag": json.dumps({"format": {"pattern": LONG_PATTERN}})}, "structural_tag", "at most 4096"),
         ({"json_schema": '{"type": "integer", "multipleOf": 3}'}, "json_schema", "not supported by xgrammar"),
         ({"json_schema": '{"items":' * 80 + "{}" + "}" * 80}, "json_schema", "nested too deeply"),
         ({"regex": "("}, "regex", "parenthesis is not closed"),

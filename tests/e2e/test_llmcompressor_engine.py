@@ -300,3 +300,11 @@ def test_an_engine_whose_parent_is_gone_already_does_nothing(
     request = quantize_request(tiny_checkpoint, tmp_path / "model") | {"parent_pid": 1 << 22}
     run = run_engine(engine_python, request, tmp_path)
     assert run.last["reason"] == "PARENT_GONE"
+
+
+def test_what_of_the_cuda_path_needs_no_gpu(engine_python: Path) -> None:
+    """Attention, Hessians and batches of the CUDA path; `benchmarks/quantization_speed.py` measures it on a GPU."""
+    script = Path(__file__).parents[1] / "support/check_calibration_cuda.py"
+    run = subprocess.run([engine_python, script], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["check_attention", "check_mirror", "check_plan"]

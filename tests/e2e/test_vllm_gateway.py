@@ -178,6 +178,16 @@ def test_a_wrong_request_has_the_contracts_status(stub: pb_grpc.VllmEngineStub) 
     assert "temperature" in caught.value.details()
 
 
+def test_a_pattern_that_would_end_the_server_is_refused(stub: pb_grpc.VllmEngineStub) -> None:
+    """xgrammar's parser of patterns in schemas overflows its stack on it."""
+    wrong = request(8)
+    wrong.sampling_params.json_schema = json.dumps({"type": "string", "pattern": "a" + "*" * 60_000})
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.Generate(wrong, timeout=TIMEOUT_S))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "at most 4096" in caught.value.details()
+
+
 def test_the_gateway_answers_completions_and_chat_from_both_workers(
     gateway: Gateway, workers: list[InferenceProcess]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from bitmill.inference.v1 import generation_pb2
 from bitmill.inference.v1 import inference_service_pb2 as pb
+from bitmill_inference.requests.calls import MAX_ABORTED_IDS
 from support.fake_inference_engine import TEXT
 from support.inference_serving import TIMEOUT_S, Serving, error_info, serving, violations
 
@@ -120,6 +121,20 @@ async def test_an_aborted_embedding_ends_cancelled(tmp_path: Path) -> None:
         await running(server, 0)
 
 
+@pytest.mark.parametrize("method", ["Tokenize", "Detokenize"])
+async def test_an_aborted_tokenization_ends_cancelled(method: str, server: Serving) -> None:
+    """It may wait for others' long texts."""
+    server.engine.tokenize_gate.clear()
+    request = {"Tokenize": pb.TokenizeRequest(text=PROMPT), "Detokenize": pb.DetokenizeRequest(token_ids=[65])}[method]
+    call = getattr(server.inference, method)(request, metadata=(("x-request-id", "mine"),))
+    while not await abort(server, "mine"):
+        pass
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() == grpc.StatusCode.CANCELLED
+    assert error_info(caught.value).reason == "REQUEST_ABORTED"
+
+
 async def test_every_call_with_the_id_ends_and_no_other(server: Serving) -> None:
     """The same id twice at once harms neither, and Abort means both."""
     calls = [stream(server, request_id) for request_id in ("mine", "mine", "other")]
@@ -155,3 +170,9 @@ async def test_abort_without_an_id_is_refused(server: Serving) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await abort(server)
     assert violations(caught.value) == {"request_ids": "REQUEST_ID_MISSING"}
+
+
+async def test_abort_names_so_many_calls_at_most(server: Serving) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await abort(server, *["mine"] * (MAX_ABORTED_IDS + 1))
+    assert violations(caught.value) == {"request_ids": "TOO_MANY"}

@@ -155,6 +155,19 @@ class TestQueue:
         await server.unload()
         assert len(await callers.answers()) == 4
 
+    @pytest.mark.parametrize(("held", "asked"), [((2, 2), 1), ((1,), 4), ((1, 2), 2)])
+    async def test_a_window_holds_no_more_sequences_than_fit_the_queue(
+        self, server: Serving, callers: Callers, held: tuple[int, ...], asked: int
+    ) -> None:
+        """The queue is full then, and the call not wrong; every sequence counts."""
+        await server.load(max_num_queued_reqs=4, **window(4))
+        for index, n in enumerate(held):
+            callers.start(str(index), n=n)
+        await until_load(server, waiting_requests=sum(held))
+        assert error_info(await callers.refusal("other", n=asked)).reason == "QUEUE_FULL"
+        await server.unload()
+        assert len(await callers.answers()) == len(held)
+
 
 def window(size: int, timeout: timedelta = LONG) -> dict[str, Any]:
     duration = Duration()

@@ -108,6 +108,23 @@ async def test_numbers_that_json_does_not_have_are_refused_in_overrides(server: 
     assert violations(caught.value) == {"engine_options.hf_overrides.rope.factor": "OUT_OF_RANGE"}
 
 
+@pytest.mark.parametrize("seconds", [-1, 61, 2**62])
+async def test_a_batch_timeout_out_of_range_is_refused(seconds: int, server: Serving) -> None:
+    """Also one that is no time at all."""
+    error = await failure_of(server, min_batch_size=2, batch_timeout=Duration(seconds=seconds))
+    assert violations(error) == {"engine_options.batch_timeout": "OUT_OF_RANGE"}
+
+
+async def test_numbers_in_a_manifest_that_no_engine_counts_to_are_named(server: Serving) -> None:
+    """JSON has whole numbers of any size."""
+    failure = await failure_of(server, artifact(server, max_num_seqs=10**400, gpu_memory_utilization=10**400))
+    assert error_info(failure).reason == "MANIFEST_OPTIONS_INVALID"
+    assert set(error_info(failure).metadata["fields"].split(", ")) == {
+        "engine_options.max_num_seqs",
+        "engine_options.gpu_memory_utilization",
+    }
+
+
 async def test_a_parser_that_the_engine_does_not_have_is_refused(server: Serving) -> None:
     """Before anything is fetched, with every other fault; in a manifest, it is the artifact that is wrong."""
     error = await failure_of(server, tool_call_parser="smoke-signals", dtype="int8")

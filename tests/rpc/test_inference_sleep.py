@@ -198,6 +198,37 @@ async def test_an_engine_that_dies_at_its_check_is_started_again_once(server: Se
     assert clock.pauses == [1]
 
 
+async def test_an_engine_that_dies_at_its_wake_is_not_woken_by_whoever_waits(
+    server: Serving, clock: RestartClock
+) -> None:
+    """Every caller is told, and the engine that takes its place serves undisturbed."""
+    await server.load(enable_sleep_mode=True)
+    await sleep(server)
+    engine = server.engine
+    waking = asyncio.Event()
+    wakes: list[None] = []
+
+    async def wake_for_ever() -> None:
+        wakes.append(None)
+        waking.set()
+        await asyncio.Event().wait()
+
+    engine.wake = wake_for_ever  # type: ignore[method-assign]
+    calls = [asyncio.create_task(server.registry.wake("tiny")) for _ in range(3)]
+    await asyncio.wait_for(waking.wait(), TIMEOUT_S)
+    engine.die()
+    assert await clock.paused() == 1
+    async with asyncio.timeout(TIMEOUT_S):
+        told = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(error) for error in told] == [UnavailableError] * 3
+    assert len(wakes) == 1
+    clock.end_pause()
+    async for response in server.models.WatchModel(pb.WatchModelRequest(name="tiny"), timeout=TIMEOUT_S):
+        if response.model.state == model_pb2.MODEL_STATE_SERVING:
+            break
+    assert await generate(server) == TEXT
+
+
 async def test_a_server_stops_with_its_models_asleep_or_on_their_way(server: Serving) -> None:
     """Every engine is stopped; whoever waited is told."""
     for name in ("asleep", "falling"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from bitmill.inference.v1 import inference_service_pb2, model_pb2
 from bitmill.inference.v1 import model_service_pb2 as pb
 from bitmill_common.errors import FailedPreconditionError
+from bitmill_inference.models import model_entry
 from support.fake_inference_engine import TEXT
 from support.inference_serving import SERVICE, TIMEOUT_S, Serving, error_info, retry_after_s, serving
 from support.restart_clock import RestartClock
@@ -157,9 +159,28 @@ async def test_a_restarting_model_cannot_be_loaded_again_by_its_name(server: Ser
     with pytest.raises(grpc.aio.AioRpcError) as same:
         await server.load()
     assert error_info(same.value).reason == "MODEL_RESTARTING"
+    # Also to whoever would not wait: its aliases would be lost.
+    request = pb.LoadModelRequest(
+        name="tiny", uri=server.checkpoint_uri, aliases=["chat"], unload_replaced=True, return_immediately=True
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as immediate:
+        await server.models.LoadModel(request)
+    assert error_info(immediate.value).reason == "MODEL_RESTARTING"
     with pytest.raises(grpc.aio.AioRpcError) as other:
         await server.load(max_num_seqs=3)
     assert other.value.code() == grpc.StatusCode.ALREADY_EXISTS
+
+
+async def test_a_clock_that_is_set_back_makes_no_caller_wait_for_long(
+    server: Serving, clock: RestartClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the restart is then far away by the clock alone."""
+    await server.load()
+    server.engine.die()
+    await clock.paused()
+    a_day_ago = model_entry.now() - timedelta(days=1)
+    monkeypatch.setattr(model_entry, "now", lambda: a_day_ago)
+    assert 0 < retry_after_s(await refusal(server)) <= 60
 
 
 async def test_an_engine_that_dies_while_it_drains_is_not_started_again(server: Serving, clock: RestartClock) -> None:

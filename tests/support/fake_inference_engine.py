@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bitmill_common.artifact import Device
-from bitmill_common.errors import BitmillError, CancelledError, UnavailableError
+from bitmill_common.errors import (
+    BitmillError,
+    CancelledError,
+    FieldViolation,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from bitmill_inference.models.devices import ServerDevice
 from bitmill_inference.models.engine_options import EngineOptions
 from bitmill_inference.models.memory import ServerMemory
@@ -98,6 +104,7 @@ class FakeEngine:
         self.kv_cache_usage = 0.0
         self.gate = _open_gate()
         self.first_gate = _open_gate()
+        self.tokenize_gate = _open_gate()
         self.requests: list[FakeRequest] = []
         self.poolings: list[FakePooling] = []
         self.adapters: dict[int, LocalAdapter] = {}
@@ -146,10 +153,12 @@ class FakeEngine:
         finally:
             self._end(request_id)
 
-    def check_queue(self, sequences: int) -> None:
+    def check_queue(self, sequences: int, held: int = 0) -> None:
         """Refuses what exceeds max_num_queued_reqs."""
         bound = self.info.max_num_queued_reqs
-        if bound and self.num_running + sequences > bound:
+        if bound and sequences > bound:
+            raise InvalidArgumentError([FieldViolation("sampling_params.n", "too many", "TOO_MANY_SEQUENCES")])
+        if bound and self.num_running + held + sequences > bound:
             raise UnavailableError("QUEUE_FULL", f"the bound is {bound}")
 
     async def abort(self, request_id: str) -> bool:
@@ -195,6 +204,7 @@ class FakeEngine:
 
     async def tokenize(self, prompt: Prompt) -> Sequence[int]:
         """Returns code points."""
+        await self.tokenize_gate.wait()
         match prompt:
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 return [1] * add_special_tokens + [ord(letter) for letter in text]
@@ -205,6 +215,7 @@ class FakeEngine:
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Returns the letters; 1 is the special token."""
+        await self.tokenize_gate.wait()
         generation.check_vocabulary("token_ids", token_ids, VOCAB_SIZE)
         return "".join(chr(token_id) for token_id in token_ids if not (skip_special_tokens and token_id == 1))
 

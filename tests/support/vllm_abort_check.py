@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +112,7 @@ async def options_given(engine: VllmEngine) -> dict[str, object]:
 
 async def main() -> None:
     options = EngineOptions(enforce_eager=True, kv_cache_memory_bytes=64 * 2**20)
-    engine = await VllmEngineFactory().start(Path(sys.argv[1]), options)
+    engine = await VllmEngineFactory(Path(tempfile.gettempdir())).start(Path(sys.argv[1]), options)
     results = {f"{how}-{n}": await leave(engine, how, n) for how in WAYS for n in (1, 3)}
     results["options"] = await options_given(engine)
     await engine.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -274,6 +275,46 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(FailedPreconditionError) as caught:
         cache.hold(digest(1), 100, never, ignore)
     assert (caught.value.reason, caught.value.metadata["path"]) == ("CACHE_UNUSABLE", str(tmp_path / "cache"))
+
+
+def test_a_disk_that_is_full_already_is_no_unusable_cache(
+    cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even a lock can be made then."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(artifact_cache.FileLock, "acquire", fail)
+    with pytest.raises(ResourceExhaustedError) as caught:
+        hold(cache, 1)
+    assert caught.value.reason == "DISK_FULL"
+
+
+def test_a_cache_that_cannot_take_an_entry_is_named(cache: ArtifactCache) -> None:
+    """As when somebody put something else in its place; the others are kept as before."""
+    (cache.directory / "artifacts").mkdir(parents=True)
+    (cache.directory / "artifacts" / f"{1:064x}").write_text("no directory")
+    for _ in range(2):
+        with pytest.raises(FailedPreconditionError) as caught:
+            hold(cache, 1)
+        assert caught.value.reason == "CACHE_UNUSABLE"
+    hold(cache, 2).release()
+
+
+def test_a_sweep_removes_the_locks_of_entries_that_are_gone(cache: ArtifactCache) -> None:
+    """Discarded ones and those removed by hand; whoever holds one keeps it."""
+    damaged, removed, used = hold(cache, 1), hold(cache, 2), hold(cache, 3)
+    cache.discard(damaged, ignore)
+    damaged.release()
+    removed.release()
+    shutil.rmtree(removed.directory)
+    shutil.rmtree(used.directory)
+    cache.sweep()
+    assert [path.name for path in (cache.directory / "locks").iterdir()] == [f"{3:064x}.lock"]
+    used.release()
+    cache.sweep()
+    assert list((cache.directory / "locks").iterdir()) == []
 
 
 class Holder:

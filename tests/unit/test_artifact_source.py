@@ -212,6 +212,21 @@ def test_stamps_of_directories_that_are_gone_are_swept(
     assert list(stamps.iterdir()) == []
 
 
+@pytest.mark.parametrize("stamp", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"directory": "\\u0000"}', None])
+def test_stamps_that_are_none_are_swept_or_left(
+    stamp: bytes | None, source: ArtifactSource, artifact: ReadingStore, tmp_path: Path
+) -> None:
+    """The server starts, and what they are about is read again; None is a directory, which cannot be removed so."""
+    path = tmp_path / "cache/stamps/x.json"
+    path.parent.mkdir(parents=True)
+    if stamp is None:
+        path.mkdir()
+    else:
+        path.write_bytes(stamp)
+    source.sweep()
+    assert path.exists() is (stamp is None)
+
+
 def test_a_fetch_that_is_given_up_holds_nothing(source: ArtifactSource, artifact: ReadingStore) -> None:
     """The entry may be evicted afterwards."""
     artifact = ReadingStore(artifact, remote=True)  # type: ignore[arg-type]

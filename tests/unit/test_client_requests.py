@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bitmill import (
     model_calls,
     quantizer_calls,
     requests,
+    structured,
 )
 from bitmill.artifact.v1.recipe_pb2 import Calibration, Recipe, Scheme
 from bitmill.errors import RequestValueError
@@ -117,6 +119,43 @@ def test_a_value_that_its_field_cannot_hold_names_the_field() -> None:
         requests.sampling_params({"max_tokens": -1})
     with pytest.raises(TypeError):
         requests.sampling_params({"temperature": "hot"})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda text: inference_calls.generate(text),
+        lambda text: inference_calls.generate_unary("a", model=text),
+        lambda text: inference_calls.generate("a", stop=text),
+        lambda text: inference_calls.generate("a", cache_salt=text),
+        lambda text: inference_calls.generate("a", structured_outputs=structured.regex(text)),
+        lambda text: inference_calls.generate("a", structured_outputs=structured.choice("a", text)),
+        lambda text: inference_calls.generate("a", structured_outputs=structured.json_schema({"title": text})),
+        lambda text: inference_calls.chat(text),
+        lambda text: inference_calls.chat_unary([{"role": "user", "content": text}]),
+        lambda text: inference_calls.chat("a", tools=[{"name": text}]),
+        lambda text: inference_calls.chat("a", tools=[{"name": "a", "parameters": {"title": text}}]),
+        lambda text: inference_calls.chat("a", tool_choice=text),
+        lambda text: inference_calls.chat("a", chat_template_kwargs={"a": text}),
+        lambda text: inference_calls.embed(text),
+        lambda text: inference_calls.score(text, ["a"]),
+        lambda text: inference_calls.score("a", text),
+        lambda text: inference_calls.tokenize(text),
+        lambda text: inference_calls.tokenize([{"role": "user", "content": text}]),
+        lambda text: inference_calls.abort(text),
+        lambda text: model_calls.load_model("file:///a", name=text),
+        lambda text: model_calls.load_model(text),
+        lambda text: model_calls.set_alias(text, "a"),
+        lambda text: model_calls.unload_model(text),
+        lambda text: quantizer_calls.job(text),
+        lambda text: quantizer_calls.quantize("file:///a", text),
+        lambda text: quantizer_calls.artifact(text),
+    ],
+)
+def test_half_a_character_is_refused_before_anything_is_sent(build: Callable[[str], object]) -> None:
+    """Python reads one out of a file name or an argument that is not UTF-8."""
+    with pytest.raises(RequestValueError, match="surrogates not allowed"):
+        build("\udcff")
 
 
 def test_a_stop_string_alone_is_a_list_of_one() -> None:

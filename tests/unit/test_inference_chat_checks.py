@@ -10,7 +10,10 @@ from bitmill_common.errors import InvalidArgumentError
 from bitmill_inference.requests import generation
 from bitmill_inference.requests.prompts import (
     MAX_DETOKENIZE_IDS,
+    MAX_MESSAGES,
+    MAX_SCHEMA_CHARACTERS,
     MAX_TOKENIZE_CHARACTERS,
+    MAX_TOOL_CALLS,
     MAX_TOOLS,
     PROTECTED_TEMPLATE_KWARGS,
     ChatMessage,
@@ -67,7 +70,7 @@ def test_everything_wrong_is_named_at_once() -> None:
             Tool("broken", parameters_json_schema="{"),
             Tool("list", parameters_json_schema="[]"),
             Tool("text", parameters_json_schema='{"type": "string"}'),
-            Tool("deep", parameters_json_schema="[" * 100_000),
+            Tool("deep", parameters_json_schema="[" * 50_000),
         ),
         tool_choice=NamedTool("other"),
         chat_template_kwargs={"tools": [], "tokenize": True, "fine": 1},
@@ -103,6 +106,17 @@ def test_everything_wrong_is_named_at_once() -> None:
             ChatPrompt((USER,), tools=tuple(Tool(f"f{index}") for index in range(MAX_TOOLS + 1))),
             "tools",
             "TOO_MANY_TOOLS",
+        ),
+        (ChatPrompt((USER,) * (MAX_MESSAGES + 1)), "messages", "TOO_MANY_MESSAGES"),
+        (
+            ChatPrompt((ChatMessage("assistant", tool_calls=(ToolCall("1", "f", ""),) * (MAX_TOOL_CALLS + 1)),)),
+            "messages[0].tool_calls",
+            "TOO_MANY_TOOL_CALLS",
+        ),
+        (
+            ChatPrompt((USER,), tools=(Tool("f", parameters_json_schema="{}" + " " * MAX_SCHEMA_CHARACTERS),)),
+            "tools[0].parameters_json_schema",
+            "TOO_LONG",
         ),
     ],
 )

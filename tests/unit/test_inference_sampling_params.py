@@ -12,6 +12,7 @@ from bitmill_inference.requests.generation import Chunk, Finish, FinishReason, R
 from bitmill_inference.requests.prompts import ChatMessage, ChatPrompt, TextPrompt, TokensPrompt
 from bitmill_inference.requests.sampling import (
     MAX_STRUCTURED_CHARACTERS,
+    MAX_TOKEN_IDS,
     OutputForm,
     RepetitionDetection,
     SamplingParams,
@@ -100,6 +101,8 @@ def test_all_wrong_fields_are_named_at_once() -> None:
     [
         ({"stop": ("a",) * 17}, "stop", "TOO_MANY"),
         ({"bad_words": ("a",) * 65}, "bad_words", "TOO_MANY"),
+        ({"stop_token_ids": (0,) * (MAX_TOKEN_IDS + 1)}, "stop_token_ids", "TOO_MANY"),
+        ({"allowed_token_ids": (0,) * (MAX_TOKEN_IDS + 1)}, "allowed_token_ids", "TOO_MANY"),
         ({"bad_words": ("a", "")}, "bad_words[1]", "EMPTY"),
         ({"bad_words": ("a", "a" * 257)}, "bad_words[1]", "TOO_LONG"),
         (

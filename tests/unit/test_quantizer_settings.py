@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,11 @@ def test_the_environment_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
         {"database_url": "mysql://host/jobs"},
         {"log_level": "loud"},
         {"drain_grace_s": -1},
+        {"drain_grace_s": math.inf},
+        {"work_dir": "~no-such-user/work"},
+        {"engine_python": "~no-such-user/python"},
+        {"artifact_root": "/artifacts"},
+        {"address": "localhost"},
     ],
 )
 def test_a_wrong_value_is_refused(wrong: dict[str, object]) -> None:

@@ -34,6 +34,38 @@ async def test_what_a_cancelled_work_made_is_undone() -> None:
     assert undone == ["made"]
 
 
+async def test_work_is_hastened_until_it_ends_however_often_it_is_cancelled() -> None:
+    """A second cancellation does not leave it behind, nor its undoing."""
+    begun, proceed, undoing, undo = (threading.Event() for _ in range(4))
+    hastened: asyncio.Queue[None] = asyncio.Queue()
+    undone: list[bool] = []
+
+    def work() -> bool:
+        begun.set()
+        return proceed.wait(DEADLINE_S)
+
+    def undo_late(result: bool) -> None:
+        undoing.set()
+        assert undo.wait(DEADLINE_S)
+        undone.append(result)
+
+    task = asyncio.create_task(in_thread(work, undo=undo_late, hasten=lambda: hastened.put_nowait(None)))
+    assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.wait_for(hastened.get(), DEADLINE_S)
+    proceed.set()
+    assert await asyncio.to_thread(undoing.wait, DEADLINE_S)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    undo.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, DEADLINE_S)
+    assert undone == [True]
+
+
 async def test_work_that_fails_raises_what_it_failed_with() -> None:
     """And there is nothing to undo."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bitmill.errors import RequestValueError
+from bitmill.filling import filled
 from bitmill.inference.v1.generation_pb2 import ChatMessage
 from bitmill.inference.v1.inference_service_pb2 import ChatResponse
 from bitmill.inference.v1.tool_pb2 import Tool, ToolCall, ToolChoice, ToolChoiceMode
@@ -27,7 +28,7 @@ _MODES = {
 def chat_messages(messages: Conversational) -> list[ChatMessage]:
     """Returns the messages of a conversation; text alone is one user message."""
     if isinstance(messages, str):
-        return [ChatMessage(role="user", content=messages)]
+        return [_message({"role": "user", "content": messages})]
     return [message if isinstance(message, ChatMessage) else _message(message) for message in messages]
 
 
@@ -40,7 +41,9 @@ def tool_choice(choice: str | ToolChoice) -> ToolChoice:
     """Returns the choice of a mode ("auto", "none", "required") or else of the tool of that name."""
     if isinstance(choice, ToolChoice):
         return choice
-    return ToolChoice(mode=_MODES[choice]) if choice in _MODES else ToolChoice(function_name=choice)
+    if choice in _MODES:
+        return ToolChoice(mode=_MODES[choice])
+    return filled(ToolChoice, function_name=choice)
 
 
 def joined(chunks: Iterable[ChatResponse], index: int = 0) -> ChatMessage:
@@ -77,5 +80,5 @@ def _tool(given: Mapping[str, Any]) -> Tool:
     except ValueError as error:
         raise RequestValueError(f"tool: {error}") from error
     if parameters is not None:
-        tool.parameters_json_schema = json_text("parameters", parameters)
+        tool.MergeFrom(filled(Tool, parameters_json_schema=json_text("parameters", parameters)))
     return tool

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from bitmill import conversation, methods, requests
 from bitmill.conversation import Conversational
+from bitmill.filling import filled
 from bitmill.inference.v1 import inference_service_pb2 as inference_pb
 from bitmill.keywords import (
     CallOptions,
@@ -35,7 +36,7 @@ def generate(
     again here, NotFoundError, InvalidArgumentError with every wrong field, FailedPreconditionError for a model that
     does not generate.
     """
-    request = inference_pb.GenerateRequest(model=model, **requests.prompt_field(prompt), **_how(options))
+    request = filled(inference_pb.GenerateRequest, model=model, **requests.prompt_field(prompt), **_how(options))
     return Call(methods.GENERATE, request, call_options(GenerationOptions, options), whole)
 
 
@@ -43,7 +44,7 @@ def generate_unary(
     prompt: Prompt, *, model: str = "", **options: Unpack[GenerationOptions]
 ) -> Call[inference_pb.GenerateUnaryResponse]:
     """As `generate`, in one piece."""
-    request = inference_pb.GenerateUnaryRequest(model=model, **requests.prompt_field(prompt), **_how(options))
+    request = filled(inference_pb.GenerateUnaryRequest, model=model, **requests.prompt_field(prompt), **_how(options))
     return Call(methods.GENERATE_UNARY, request, call_options(GenerationOptions, options), whole)
 
 
@@ -60,7 +61,7 @@ def chat(
 
     `options` as in `ChatOptions`. `bitmill.conversation.joined` makes one message of the chunks.
     """
-    request = inference_pb.ChatRequest(model=model, **_conversation(messages, options), **_how(options))
+    request = filled(inference_pb.ChatRequest, model=model, **_conversation(messages, options), **_how(options))
     return Call(methods.CHAT, request, call_options(ChatOptions, options), whole)
 
 
@@ -68,7 +69,7 @@ def chat_unary(
     messages: Conversational, *, model: str = "", **options: Unpack[ChatOptions]
 ) -> Call[inference_pb.ChatUnaryResponse]:
     """As `chat`, in one piece. The message of a choice can go back into the conversation as it is."""
-    request = inference_pb.ChatUnaryRequest(model=model, **_conversation(messages, options), **_how(options))
+    request = filled(inference_pb.ChatUnaryRequest, model=model, **_conversation(messages, options), **_how(options))
     return Call(methods.CHAT_UNARY, request, call_options(ChatOptions, options), whole)
 
 
@@ -87,7 +88,7 @@ def embed(
     `truncate_prompt_tokens` keeps the last tokens of each input. Raises FailedPreconditionError naming the tasks that
     the model does, else as `generate`.
     """
-    request = requests.filled(
+    request = filled(
         inference_pb.EmbedRequest,
         model=model,
         inputs=requests.pooling_inputs(inputs),
@@ -108,7 +109,7 @@ def score(
     **options: Unpack[PoolingOptions],
 ) -> Call[inference_pb.ScoreResponse]:
     """Returns how well each document fits the query, larger is better; text alone is one document. Else as `embed`."""
-    request = requests.filled(
+    request = filled(
         inference_pb.ScoreRequest,
         model=model,
         query=query,
@@ -125,7 +126,7 @@ def abort(request_ids: str | Iterable[str], **options: Unpack[CallOptions]) -> C
     They end with FINISH_REASON_ABORT and what they have, or as CancelledError when they have not begun. An id that no
     call has is no error.
     """
-    request = inference_pb.AbortRequest(request_ids=requests.texts(request_ids))
+    request = filled(inference_pb.AbortRequest, request_ids=requests.texts(request_ids))
     return Call(methods.ABORT, request, options, lambda response: response.aborted_calls)
 
 
@@ -137,11 +138,12 @@ def tokenize(
     **options: Unpack[CallOptions],
 ) -> Call[inference_pb.TokenizeResponse]:
     """Turns text, or a conversation through the model's chat template, into token ids."""
-    request = inference_pb.TokenizeRequest(model=model, add_special_tokens=add_special_tokens)
-    if isinstance(text, str):
-        request.text = text
-    else:
-        request.conversation.messages.extend(conversation.chat_messages(text))
+    given: dict[str, Any] = (
+        {"text": text}
+        if isinstance(text, str)
+        else {"conversation": inference_pb.Conversation(messages=conversation.chat_messages(text))}
+    )
+    request = filled(inference_pb.TokenizeRequest, model=model, add_special_tokens=add_special_tokens, **given)
     return Call(methods.TOKENIZE, request, options, whole)
 
 
@@ -149,7 +151,7 @@ def detokenize(
     token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = False, **options: Unpack[CallOptions]
 ) -> Call[str]:
     """Turns token ids into text."""
-    request = requests.filled(
+    request = filled(
         inference_pb.DetokenizeRequest, model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
     )
     return Call(methods.DETOKENIZE, request, options, lambda response: response.text)

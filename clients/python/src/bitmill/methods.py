@@ -9,6 +9,7 @@ import functools
 import inspect
 import json
 import math
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 CALLER_ID_KEY = "x-caller-id"
+# https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md: Header-Name
+_KEY = re.compile(r"[0-9a-z_.-]+")
 
 # The servers' own limit: room for a prompt of a million token ids.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -108,7 +111,7 @@ class Call(Generic[T]):
             REQUEST_ID_KEY: request_id,
             **({CALLER_ID_KEY: checked_header("caller_id", caller_id)} if caller_id else {}),
             **{
-                key.lower(): checked_header(f"trace_headers[{key!r}]", value)
+                checked_key("trace_headers", key.lower()): checked_header(f"trace_headers[{key!r}]", value)
                 for key, value in self.options.get("trace_headers", {}).items()
             },
         }
@@ -221,6 +224,13 @@ def checked_header(name: str, value: str) -> str:
     if not (value.isascii() and value.isprintable()):
         raise RequestValueError(f"{name} must be printable ASCII, not {value!r}")
     return value
+
+
+def checked_key(name: str, key: str) -> str:
+    """Returns a key of a call's metadata; RequestValueError when gRPC cannot carry it, or takes it for bytes."""
+    if not _KEY.fullmatch(key) or key.endswith("-bin"):
+        raise RequestValueError(f"{name} has a key that no header has: {key!r}")
+    return key
 
 
 def checked_address(address: str) -> str:

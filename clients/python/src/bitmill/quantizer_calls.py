@@ -12,6 +12,7 @@ from typing import Unpack
 from bitmill import methods, requests
 from bitmill.artifact.v1 import artifact_service_pb2 as artifact_pb
 from bitmill.artifact.v1.artifact_pb2 import Artifact
+from bitmill.filling import filled
 from bitmill.keywords import CallOptions, QuantizationOptions, call_options
 from bitmill.methods import Call, whole
 from bitmill.quantizer.v1 import quantizer_service_pb2 as quantizer_pb
@@ -35,7 +36,7 @@ def quantize(
     spec = requests.quantization_spec(source_uri, artifact_name, scheme, options)
     return Call(
         methods.CREATE_JOB,
-        quantizer_pb.CreateQuantizationJobRequest(request_id=call["request_id"], spec=spec),
+        filled(quantizer_pb.CreateQuantizationJobRequest, request_id=call["request_id"], spec=spec),
         call,
         lambda response: response.job,
     )
@@ -52,7 +53,7 @@ def plan(
     spec = requests.quantization_spec(source_uri, artifact_name, scheme, options)
     return Call(
         methods.PLAN,
-        quantizer_pb.PlanQuantizationRequest(spec=spec),
+        filled(quantizer_pb.PlanQuantizationRequest, spec=spec),
         call_options(QuantizationOptions, options),
         whole,
     )
@@ -60,7 +61,7 @@ def plan(
 
 def job(job_id: str, **options: Unpack[CallOptions]) -> Call[QuantizationJob]:
     """Returns one job. Raises NotFoundError."""
-    request = quantizer_pb.GetQuantizationJobRequest(job_id=job_id)
+    request = filled(quantizer_pb.GetQuantizationJobRequest, job_id=job_id)
     return Call(methods.GET_JOB, request, options, lambda response: response.job)
 
 
@@ -68,28 +69,28 @@ def jobs(
     states: Iterable[str | int] = (), *, page_size: int = 0, **options: Unpack[CallOptions]
 ) -> Call[Sequence[QuantizationJob]]:
     """Iterates over jobs, newest first, page by page. `states` such as "RUNNING"; none: all."""
-    request = quantizer_pb.ListQuantizationJobsRequest(page_size=page_size, states=requests.job_states(states))
+    request = filled(quantizer_pb.ListQuantizationJobsRequest, page_size=page_size, states=requests.job_states(states))
     return Call(methods.LIST_JOBS, request, options, lambda response: response.jobs)
 
 
 def cancel(job_id: str, **options: Unpack[CallOptions]) -> Call[QuantizationJob]:
     """Asks a job to stop and returns it. One that is publishing or final is returned as it is."""
-    request = quantizer_pb.CancelQuantizationJobRequest(job_id=job_id)
+    request = filled(quantizer_pb.CancelQuantizationJobRequest, job_id=job_id)
     return Call(methods.CANCEL_JOB, request, options, lambda response: response.job)
 
 
 def artifact(uri: str, **options: Unpack[CallOptions]) -> Call[Artifact]:
     """Returns one artifact with its files. Raises NotFoundError."""
-    request = artifact_pb.GetArtifactRequest(uri=uri)
+    request = filled(artifact_pb.GetArtifactRequest, uri=uri)
     return Call(methods.GET_ARTIFACT, request, options, lambda response: response.artifact)
 
 
 def artifacts(name: str = "", *, page_size: int = 0, **options: Unpack[CallOptions]) -> Call[Sequence[Artifact]]:
     """Iterates over artifacts by name and digest, page by page, without their files. No `name`: all."""
-    request = artifact_pb.ListArtifactsRequest(name=name, page_size=page_size)
+    request = filled(artifact_pb.ListArtifactsRequest, name=name, page_size=page_size)
     return Call(methods.LIST_ARTIFACTS, request, options, lambda response: response.artifacts)
 
 
 def verify(uri: str, **options: Unpack[CallOptions]) -> Call[artifact_pb.VerifyArtifactResponse]:
     """Reads every byte of an artifact again and says whether it is what the manifest says."""
-    return Call(methods.VERIFY_ARTIFACT, artifact_pb.VerifyArtifactRequest(uri=uri), options, whole)
+    return Call(methods.VERIFY_ARTIFACT, filled(artifact_pb.VerifyArtifactRequest, uri=uri), options, whole)

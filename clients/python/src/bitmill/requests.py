@@ -11,21 +11,19 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
-from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 
 from bitmill.artifact.v1.recipe_pb2 import Calibration, Recipe, Scheme
 from bitmill.errors import RequestValueError
+from bitmill.filling import filled
 from bitmill.inference.v1.generation_pb2 import RequestOptions, SamplingParams, TokenIds
 from bitmill.inference.v1.inference_service_pb2 import PoolingInput
 from bitmill.inference.v1.model_pb2 import EngineOptions
 from bitmill.keywords import EngineKeywords, EngineRequestOptions, RecipeOptions, SamplingOptions, check, taken
 from bitmill.quantizer.v1.quantization_job_pb2 import EvaluationSpec, JobState, QuantizationSpec
-
-M = TypeVar("M", bound=Message)
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -68,7 +66,8 @@ def quantization_spec(
         calibration["uri"] = to_uri(calibration["uri"])
     evaluation = _picked(given, {"evaluation_tokens": "num_tokens"})
     served = given.pop("engine_options", None)
-    return QuantizationSpec(
+    return filled(
+        QuantizationSpec,
         source_uri=path_uri(source_uri),
         artifact_name=artifact_name,
         recipe=filled(Recipe, scheme=scheme_of(scheme), **given),
@@ -85,7 +84,9 @@ def prompt_field(prompt: Prompt) -> dict[str, Any]:
 
 def pooling_inputs(inputs: str | Iterable[Prompt]) -> list[PoolingInput]:
     """Returns what is to be embedded; text alone is one input."""
-    return [PoolingInput(**prompt_field(prompt)) for prompt in ([inputs] if isinstance(inputs, str) else inputs)]
+    return [
+        filled(PoolingInput, **prompt_field(prompt)) for prompt in ([inputs] if isinstance(inputs, str) else inputs)
+    ]
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams | None:
@@ -121,17 +122,6 @@ def struct(name: str, values: Mapping[str, Any] | None) -> Struct | None:
         message.update(values)
     except (TypeError, ValueError) as error:
         raise RequestValueError(f"{name}: {error}") from error
-    return message
-
-
-def filled(kind: type[M], **values: Any) -> M:
-    """Builds a message; RequestValueError names the field that cannot hold its value."""
-    message = kind()
-    for name, value in values.items():
-        try:
-            message.MergeFrom(kind(**{name: value}))
-        except ValueError as error:
-            raise RequestValueError(f"{name}: {error}") from error
     return message
 
 

@@ -4,21 +4,60 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import Annotated, Literal, NoReturn, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
 
+from bitmill_common import uris
 from bitmill_common.stores import StoreOptions
+
+_MAX_PORT = 2**16 - 1
+_DAY_S = 86_400
 
 
 def _split(value: object) -> object:
     return tuple(item for item in value.split(",") if item) if isinstance(value, str) else value
 
 
-Roots = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), Field(min_length=1)]
+def _check_root(value: str) -> str:
+    try:
+        uris.parse(value)
+    except ValueError as error:
+        raise ValueError(f"{value!r} {error}") from None
+    return value
+
+
+def _check_address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if value and not (host and port.isascii() and port.isdigit() and int(port) <= _MAX_PORT):
+        raise ValueError("must be host:port")
+    return value
+
+
+def _expand(value: Path) -> Path:
+    try:
+        return value.expanduser().absolute()
+    except RuntimeError as error:  # of a user that there is not
+        raise ValueError(str(error)) from None
+
+
+Root = Annotated[str, AfterValidator(_check_root)]
+"""A file:// or s3:// directory."""
+
+Roots = Annotated[tuple[Root, ...], NoDecode, BeforeValidator(_split), Field(min_length=1)]
 """file:// or s3:// directories; one text with commas between them in a variable or a flag."""
+
+Address = Annotated[str, AfterValidator(_check_address)]
+"""host:port, or nothing."""
+
+LocalPath = Annotated[Path, AfterValidator(_expand)]
+"""A path on this host; "~" is the user's home."""
+
+DrainGrace = Annotated[float, Field(ge=0, le=_DAY_S)]
+"""Seconds that running calls get to end: at most a day."""
 
 
 class ServerSettings(BaseSettings):

@@ -99,8 +99,13 @@ def _locked_directory(target: Path) -> Iterator[Path]:
             os.close(descriptor)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that the disk or a quota is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _raise_if_full(error: BaseException, target: Path) -> None:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         metadata = {"path": str(target)}
         raise ResourceExhaustedError("DISK_FULL", f"no space left on the disk for {target}", metadata) from error
 

@@ -8,8 +8,10 @@ import gc
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import uvloop
 
@@ -43,6 +45,7 @@ from bitmill_inference.servicers.inference_servicer import InferenceServicer
 from bitmill_inference.servicers.model_servicer import ModelServicer
 from bitmill_inference.settings import Settings
 from bitmill_inference.vllm.process import LOG_LEVEL_VARIABLE
+from bitmill_inference.vllm.runtime_directory import runtime_directory
 
 # Read by vLLM and its libraries when they are imported, and by the engine's processes.
 _ENVIRONMENT = {
@@ -57,6 +60,8 @@ _ENVIRONMENT = {
 }
 # The contract of vLLM's own gRPC server, which the extra smg adds.
 VLLM_SERVICE = "vllm.grpc.engine.VllmEngine"
+# Where vLLM makes the sockets between the server and its engines.
+_SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 # Would overrule the KV cache size of every model on the CPU.
 _OVERRULING_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -71,11 +76,12 @@ def main() -> None:
     if settings.vllm_service_model and importlib.util.find_spec("smg_grpc_servicer") is None:
         exit_for_settings(Settings, "vllm_service_model needs bitmill-inference's extra smg, which is not installed")
     configure_logging(settings.log_level)
-    _prepare_environment(settings.log_level)
-    try:
-        uvloop.run(_serve(settings, stores))
-    except BitmillError as error:
-        sys.exit(f"bitmill-inference: {error.message}")
+    with runtime_directory(Path(tempfile.gettempdir())) as directory:
+        _prepare_environment(settings.log_level, directory)
+        try:
+            uvloop.run(_serve(settings, stores, directory))
+        except BitmillError as error:
+            sys.exit(f"bitmill-inference: {error.message}")
 
 
 def build_server(
@@ -120,7 +126,7 @@ def build_server(
     return server, models, load
 
 
-async def _serve(settings: Settings, stores: Stores) -> None:
+async def _serve(settings: Settings, stores: Stores, directory: Path) -> None:
     # Imported once the environment that it reads is prepared.
     from bitmill_inference.vllm.factory import VllmEngineFactory
 
@@ -130,7 +136,7 @@ async def _serve(settings: Settings, stores: Stores) -> None:
     metrics = Metrics()
     server, models, load = build_server(
         source,
-        VllmEngineFactory(),
+        VllmEngineFactory(directory),
         defaults=settings.engine_defaults,
         callers=Callers(settings.max_concurrent_requests_per_caller),
         awaited=[request.name for request in requests],
@@ -179,8 +185,9 @@ def _freeze_imports() -> None:
     gc.freeze()
 
 
-def _prepare_environment(log_level: str) -> None:
+def _prepare_environment(log_level: str, directory: Path) -> None:
     os.environ.update(_ENVIRONMENT)
+    os.environ[_SOCKETS_VARIABLE] = str(directory)
     os.environ[LOG_LEVEL_VARIABLE] = log_level
     os.environ.pop(_OVERRULING_VARIABLE, None)
 

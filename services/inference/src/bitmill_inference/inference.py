@@ -11,7 +11,7 @@ from bitmill_inference.models.model_entry import Lease
 from bitmill_inference.models.models import Models
 from bitmill_inference.requests import generation, pooling
 from bitmill_inference.requests.admission import Callers
-from bitmill_inference.requests.calls import Call, Calls
+from bitmill_inference.requests.calls import MAX_ABORTED_IDS, Call, Calls
 from bitmill_inference.requests.generation import Chunk, PositionLogprobs, RequestOptions, Usage
 from bitmill_inference.requests.pooling import Embedded, EmbedParams, Scored, ScoreParams
 from bitmill_inference.requests.prompts import Prompt, check_detokenize, check_tokenize
@@ -63,19 +63,23 @@ class Inference:
         violations = Violations()
         if not request_ids:
             violations.add("request_ids", "name at least one", "REQUEST_ID_MISSING")
+        if len(request_ids) > MAX_ABORTED_IDS:
+            violations.add("request_ids", f"at most {MAX_ABORTED_IDS} ids", "TOO_MANY")
         violations.raise_if_any()
         return await self._calls.abort(request_ids)
 
-    async def tokenize(self, model: str, prompt: Prompt) -> tuple[Sequence[int], int]:
+    async def tokenize(self, model: str, prompt: Prompt, *, request_id: str) -> tuple[Sequence[int], int]:
         """Returns the token ids of text or a conversation, and the longest context of the model in tokens."""
         check_tokenize(prompt)
-        with self._models.lease(model) as lease:
+        with self._calls.running(request_id), self._models.lease(model) as lease:
             return await lease.engine.tokenize(prompt), lease.engine.info.max_model_len
 
-    async def detokenize(self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    async def detokenize(
+        self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool, request_id: str
+    ) -> str:
         """Returns the text of token ids. Raises `InvalidArgumentError` for an id outside the vocabulary."""
         check_detokenize(token_ids)
-        with self._models.lease(model) as lease:
+        with self._calls.running(request_id), self._models.lease(model) as lease:
             return await lease.engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def embed(

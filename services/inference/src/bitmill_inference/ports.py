@@ -86,8 +86,11 @@ class Engine(Protocol):
         that the prompt needs, `UnavailableError` when the engine's queue is full or the engine has died.
         """
 
-    def check_queue(self, sequences: int) -> None:
-        """Raises `UnavailableError` when the queue has no place for that many more, as `generate` would."""
+    def check_queue(self, sequences: int, held: int = 0) -> None:
+        """Raises `UnavailableError` when the queue has no place for that many more, as `generate` would.
+
+        `held` sequences, which the engine does not know yet, come before them.
+        """
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request: its sequences end with `FinishReason.ABORT` and what they have.

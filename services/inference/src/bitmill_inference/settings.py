@@ -7,9 +7,10 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from bitmill_common.settings import Roots, ServerSettings
+from bitmill_common.settings import Address, DrainGrace, LocalPath, Roots, ServerSettings
 from bitmill_inference.models.engine_options import EngineOptions
 from bitmill_inference.models.model import MODEL_NAME, MODEL_NAME_RULE
+from bitmill_inference.models.preload import check_requests
 from bitmill_inference.requests.admission import DEFAULT_CALLER_LIMIT
 from bitmill_inference.servicers.convert_model import preload_requests
 
@@ -22,23 +23,23 @@ class Settings(ServerSettings):
     model_roots: Roots
     """file:// or s3:// directories, comma-separated, that artifacts and checkpoints may be loaded from. Required."""
 
-    address: str = "127.0.0.1:50052"
+    address: Address = Field(default="127.0.0.1:50052", min_length=1)
     """host:port to listen on; port 0 for a free one, which the log then names."""
 
-    cache_dir: Path = Path("~/.cache/bitmill/inference")
+    cache_dir: LocalPath = Path("~/.cache/bitmill/inference")
     """Where models from remote stores are kept on this host. Several servers may share it."""
 
     cache_max_bytes: int | None = Field(default=None, ge=1)
     """Most bytes that cache_dir may hold; what was used least recently makes room. Default: 90 % of what it holds and
     what its disk has free."""
 
-    metrics_address: str = ""
+    metrics_address: Address = ""
     """host:port of Prometheus metrics over HTTP, at /metrics; other hosts' reach as for address. Empty: none."""
 
     max_concurrent_requests_per_caller: int = Field(default=DEFAULT_CALLER_LIMIT, ge=1)
     """Most sequences that one caller, by x-caller-id or else its host, has running and waiting on all models."""
 
-    drain_grace_s: float = Field(default=30, ge=0)
+    drain_grace_s: DrainGrace = 30
     """Seconds that running calls get to end after SIGTERM."""
 
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
@@ -62,11 +63,6 @@ class Settings(ServerSettings):
     """Name or alias of the model that vllm.grpc.engine.VllmEngine serves here, the contract of vLLM's own gRPC server.
     Empty: no such service. Needs the extra smg."""
 
-    @field_validator("cache_dir")
-    @classmethod
-    def _expand(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
-
     @field_validator("vllm_service_model")
     @classmethod
     def _check_name(cls, value: str) -> str:
@@ -77,7 +73,7 @@ class Settings(ServerSettings):
     @field_validator("models")
     @classmethod
     def _check_models(cls, value: str) -> str:
-        preload_requests(value)
+        check_requests(preload_requests(value))
         return value
 
     @property

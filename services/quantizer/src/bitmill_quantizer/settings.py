@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from bitmill_common.settings import Roots, ServerSettings
+from bitmill_common.settings import Address, DrainGrace, LocalPath, Root, Roots, ServerSettings
 
 
 class Settings(ServerSettings):
@@ -18,13 +18,13 @@ class Settings(ServerSettings):
     source_roots: Roots
     """file:// or s3:// directories, comma-separated, that checkpoints and calibration texts may come from. Required."""
 
-    artifact_root: str
+    artifact_root: Root
     """The file:// or s3:// directory that artifacts are written below. Required."""
 
-    address: str = "127.0.0.1:50051"
+    address: Address = Field(default="127.0.0.1:50051", min_length=1)
     """host:port to listen on; port 0 for a free one, which the log then names."""
 
-    work_dir: Path = Path("~/.cache/bitmill/quantizer")
+    work_dir: LocalPath = Path("~/.cache/bitmill/quantizer")
     """Where jobs keep their files while they run, and the database unless database_url names one. For one server."""
 
     database_url: str = ""
@@ -36,19 +36,14 @@ class Settings(ServerSettings):
     concurrency: int = Field(default=1, ge=1, le=64)
     """Jobs that run at once."""
 
-    engine_python: Path = Path(__file__).parents[2] / "engines/llmcompressor/.venv/bin/python"
+    engine_python: LocalPath = Path(__file__).parents[2] / "engines/llmcompressor/.venv/bin/python"
     """Interpreter of the environment that the engine is installed in. Default: the one of `make setup`."""
 
     engine_module: str = "bitmill_engine_llmcompressor"
     """Module that the interpreter runs as the engine."""
 
-    drain_grace_s: float = Field(default=10, ge=0)
+    drain_grace_s: DrainGrace = 10
     """Seconds that running calls get to end after SIGTERM. Jobs are stopped, and go on at the next start."""
-
-    @field_validator("work_dir", "engine_python")
-    @classmethod
-    def _expand(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
 
     @field_validator("database_url")
     @classmethod

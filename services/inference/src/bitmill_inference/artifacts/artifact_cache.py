@@ -24,13 +24,11 @@ import structlog
 
 from bitmill_common.errors import FailedPreconditionError, ResourceExhaustedError
 from bitmill_common.object_store import OnBytes
-from bitmill_common.staging import is_staging, remove_abandoned, remove_directory
+from bitmill_common.staging import is_full, is_staging, remove_abandoned, remove_directory
+from bitmill_inference.artifacts.cache_room import CacheRoom
 from bitmill_inference.artifacts.file_lock import FileLock
 
 log = structlog.get_logger("bitmill.models")
-
-# What the cache may take when no bound is set: of what it holds and what its disk has free.
-DEFAULT_DISK_FRACTION = 0.9
 
 # Of a directory's name, which a file system bounds.
 _MAX_NAME = 64
@@ -72,11 +70,13 @@ class ArtifactCache:
         anything is downloaded when there is no room: CACHE_TOO_SMALL, CACHE_FULL or DISK_FULL.
         `FailedPreconditionError` CACHE_UNUSABLE when the directory cannot be written or has no locks.
         """
-        return self._hold(_ARTIFACTS, digest.removeprefix("sha256:"), size_bytes, download, on_bytes)
+        with self._usable():
+            return self._hold(_ARTIFACTS, digest.removeprefix("sha256:"), size_bytes, download, on_bytes)
 
     def hold_once(self, name: str, size_bytes: int, download: Download, on_bytes: OnBytes) -> CacheEntry:
         """Returns a directory of its own, which its release removes. Errors as of `hold`."""
-        entry = self._hold(_DOWNLOADS, f"{name[:_MAX_NAME]}-{uuid.uuid4().hex}", size_bytes, download, on_bytes)
+        with self._usable():
+            entry = self._hold(_DOWNLOADS, f"{name[:_MAX_NAME]}-{uuid.uuid4().hex}", size_bytes, download, on_bytes)
 
         def release() -> None:
             entry.release()
@@ -90,7 +90,8 @@ class ArtifactCache:
 
     def discard(self, entry: CacheEntry, on_bytes: OnBytes) -> None:
         """Removes an entry whose files are damaged. Others who hold it keep what they have opened."""
-        with self._alone(f"{entry.directory.name}.fetch", on_bytes), contextlib.suppress(FileNotFoundError):
+        lock = self._alone(f"{entry.directory.name}.fetch", on_bytes)
+        with self._usable(), lock, contextlib.suppress(FileNotFoundError):
             # Somebody else may have found the damage too, and have downloaded it again.
             if _identity(entry.directory) == entry.identity:
                 remove_directory(entry.directory)
@@ -104,10 +105,9 @@ class ArtifactCache:
 
     def _hold(self, kind: str, name: str, size_bytes: int, download: Download, on_bytes: OnBytes) -> CacheEntry:
         directory = self.directory / kind / name
-        with self._usable():
-            (self.directory / kind).mkdir(parents=True, exist_ok=True)
-            self._locks.mkdir(exist_ok=True)
-            use = FileLock.acquire(self._locks / f"{name}.lock", lambda: on_bytes(0), shared=True)
+        (self.directory / kind).mkdir(parents=True, exist_ok=True)
+        self._locks.mkdir(exist_ok=True)
+        use = FileLock.acquire(self._locks / f"{name}.lock", lambda: on_bytes(0), shared=True)
         try:
             fetched = not directory.is_dir() and self._fetch(directory, size_bytes, download, on_bytes)
             identity = _identity(directory)
@@ -129,7 +129,7 @@ class ArtifactCache:
         with self._alone(f"{directory.name}.fetch", on_bytes) as fetch:
             if directory.is_dir():
                 return False
-            with self._alone("room.lock", on_bytes), self._usable():
+            with self._alone("room.lock", on_bytes):
                 self._sweep()
                 self._make_room(size_bytes)
                 fetch.write(str(size_bytes))
@@ -138,7 +138,7 @@ class ArtifactCache:
 
     def _make_room(self, size_bytes: int) -> None:
         """Removes entries that nobody uses, or none when that is not enough."""
-        room = _Room(
+        room = CacheRoom(
             size_bytes,
             self._max_bytes,
             held=sum(_size(path) for path in self._entries(_ARTIFACTS, _DOWNLOADS)),
@@ -172,6 +172,10 @@ class ArtifactCache:
         for path in self._locks.glob("*.fetch"):
             if (lock := FileLock.try_acquire(path)) is not None:
                 lock.remove()
+        for path in self._locks.glob("*.lock"):
+            # Of entries that were discarded, or removed by hand.
+            if not any((self.directory / kind / path.stem).is_dir() for kind in (_ARTIFACTS, _DOWNLOADS)):
+                self._remove_lock(self.directory / _ARTIFACTS / path.stem)
 
     def _remove_unused(self, path: Path) -> None:
         lock = FileLock.try_acquire(self._locks / f"{path.name}.lock")
@@ -211,10 +215,9 @@ class ArtifactCache:
 
     @contextlib.contextmanager
     def _alone(self, name: str, on_bytes: OnBytes) -> Iterator[FileLock]:
-        with self._usable():
-            lock = FileLock.acquire(self._locks / name, lambda: on_bytes(0))
-            lock.write("")  # of a killed process
+        lock = FileLock.acquire(self._locks / name, lambda: on_bytes(0))
         try:
+            lock.write("")  # of a killed process
             yield lock
         finally:
             lock.remove()
@@ -224,79 +227,14 @@ class ArtifactCache:
         try:
             yield
         except OSError as error:
+            if is_full(error):
+                message = f"no space is left on the disk of the cache directory {self.directory}"
+                raise ResourceExhaustedError("DISK_FULL", message, {"path": str(self.directory)}) from error
             raise FailedPreconditionError(
                 "CACHE_UNUSABLE",
                 f"the cache directory {self.directory} of this server cannot be used: {error.strerror or error}",
                 {"path": str(self.directory)},
             ) from error
-
-
-@dataclass(frozen=True)
-class _Room:
-    """What a download needs and what there is, in bytes.
-
-    `held` by whole entries, `pending` by downloads of others in all, of which `staged` are on the disk already.
-    """
-
-    size: int
-    max_bytes: int | None
-    held: int
-    pending: int
-    staged: int
-    free: int
-
-    @property
-    def bound(self) -> int:
-        """Most bytes that the cache may have."""
-        if self.max_bytes is not None:
-            return self.max_bytes
-        return int(DEFAULT_DISK_FRACTION * (self.held + self.staged + self.free))
-
-    @property
-    def excess(self) -> int:
-        """Bytes to remove before the download."""
-        coming = self.size + self.pending
-        return max(self.held + coming - self.bound, coming - self.staged - self.free)
-
-    def check_possible(self) -> None:
-        """Raises when there would be no room in an empty cache either."""
-        if self.size <= self.bound:
-            return
-        if self.max_bytes is None:
-            raise self._disk_full(self.held + self.free)
-        raise ResourceExhaustedError(
-            "CACHE_TOO_SMALL",
-            f"{self.size} bytes are more than this server keeps on its disk: cache_max_bytes is {self.max_bytes}",
-            self._numbers,
-        )
-
-    def check_enough(self, removable: int) -> None:
-        """Raises when `removable` bytes, all that nobody uses, are not enough."""
-        if removable >= self.excess:
-            return
-        free = self.free + removable
-        if self.max_bytes is None or self.size + self.pending - self.staged > free:
-            raise self._disk_full(free)
-        in_use = self.held + self.pending - removable
-        raise ResourceExhaustedError(
-            "CACHE_FULL",
-            f"{self.size} bytes do not fit beside the {in_use} that loaded models use: cache_max_bytes is "
-            f"{self.max_bytes}; unload a model",
-            self._numbers | {"in_use_bytes": str(in_use)},
-        )
-
-    def _disk_full(self, available: int) -> ResourceExhaustedError:
-        return ResourceExhaustedError(
-            "DISK_FULL",
-            f"{self.size} bytes do not fit on this server's disk: {available} are free or can be made free, and other "
-            f"downloads take {self.pending - self.staged}"
-            + ("" if self.max_bytes else "; without cache_max_bytes the cache leaves a tenth of the disk's room free"),
-            self._numbers | {"available_bytes": str(available)},
-        )
-
-    @property
-    def _numbers(self) -> dict[str, str]:
-        return {"size_bytes": str(self.size), "cache_max_bytes": str(self.bound), "free_bytes": str(self.free)}
 
 
 def _identity(directory: Path) -> tuple[int, int]:

@@ -57,7 +57,7 @@ class Stamps:
         """Whether the files of the directory `model`, all of them, had this very state when the digest was theirs."""
         try:
             stamp = json.loads(self._path(model).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return False
         return isinstance(stamp, dict) and stamp.get("digest") == digest and stamp.get("files") == dict(state)
 
@@ -79,10 +79,13 @@ class Stamps:
         for path in self._directory.glob("*.json"):
             try:
                 gone = not Path(json.loads(path.read_bytes())["directory"]).is_dir()
-            except (OSError, ValueError, TypeError, KeyError):
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 gone = True
             if gone:
-                path.unlink(missing_ok=True)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    log.warning("stamp_not_removed", path=str(path), error=str(error))
 
     def _path(self, model: Path) -> Path:
         return self._directory / f"{hashlib.sha256(os.fsencode(real_path(model))).hexdigest()}.json"

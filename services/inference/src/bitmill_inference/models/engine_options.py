@@ -9,6 +9,9 @@ from typing import Any
 
 from bitmill_inference.requests.violations import Violations
 
+# Of the widest option in `model.proto`; JSON has whole numbers of any size.
+_INTEGER_LIMIT = 2**64
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -76,6 +79,8 @@ def options_of(values: Mapping[str, Any], violations: Violations, prefix: str) -
         elif not isinstance(value, kinds) or isinstance(value, bool) != (kinds is bool):
             expected = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
             violations.add(f"{prefix}.{name}", f"must be of type {expected}, got {value!r}", "INVALID_TYPE")
+        elif isinstance(value, int) and abs(value) >= _INTEGER_LIMIT:
+            violations.add(f"{prefix}.{name}", "has more than 64 bits", "OUT_OF_RANGE")
         else:
             options[name] = value
     return EngineOptions(**options)

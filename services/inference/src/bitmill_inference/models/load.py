@@ -98,7 +98,7 @@ class LoadReport:
             model=use.model.name,
             state=use.model.state,
             running_requests=engine.running,
-            waiting_requests=engine.waiting + use.admission.window.num_held,
+            waiting_requests=engine.waiting + use.admission.window.num_held_sequences,
             kv_cache_usage=engine.kv_cache_usage,
             prompt_tokens_per_second=per_second[0],
             generation_tokens_per_second=per_second[1],

@@ -26,6 +26,8 @@ log = structlog.get_logger("bitmill.models")
 
 # While nobody knows better.
 RETRY_AFTER = timedelta(seconds=1)
+# Whatever the host's clock says, which may have been set back since a restart's time was told.
+LONGEST_RETRY_AFTER = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class ModelEntry:
             f"MODEL_{state.upper()}",
             f"model {self.name!r} is {state}{detail}",
             {"model": self.name},
-            wait if wait > timedelta(0) else RETRY_AFTER,
+            min(wait, LONGEST_RETRY_AFTER) if wait > timedelta(0) else RETRY_AFTER,
         )
 
     def raise_unless_serving(self) -> None:

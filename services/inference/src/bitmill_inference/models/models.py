@@ -78,9 +78,10 @@ class Models:
             self._validate(name, aliases, options)
         self._raise_if_stopping()
         entry = self._entry_to_load(Model(name, store.uri, options, now()), store)
-        if entry.state in (ModelState.LOADING, ModelState.SERVING):
-            entry.wanted_aliases = tuple(dict.fromkeys((*entry.wanted_aliases, *aliases)))
-            entry.unload_replaced = entry.unload_replaced or unload_replaced
+        if entry.state not in (ModelState.LOADING, ModelState.SERVING):
+            raise entry.unavailable()
+        entry.wanted_aliases = tuple(dict.fromkeys((*entry.wanted_aliases, *aliases)))
+        entry.unload_replaced = entry.unload_replaced or unload_replaced
         if entry.state is ModelState.SERVING:
             self._give_wanted_aliases(entry)
             await entry.publish_health()

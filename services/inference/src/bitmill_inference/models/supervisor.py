@@ -80,7 +80,8 @@ class Supervisor:
         return UnavailableError("ENGINE_DIED", "the engine of this model has died")
 
     async def _end_switch(self) -> None:
-        if self._entry.switching is not None:
+        # Whoever waited for one may have begun another.
+        while self._entry.switching is not None and not self._entry.switching.done():
             self._entry.switching.cancel()
             await asyncio.wait({self._entry.switching})
 

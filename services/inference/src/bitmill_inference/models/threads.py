@@ -15,19 +15,38 @@ T = TypeVar("T")
 _THREADS = ThreadPoolExecutor(64, thread_name_prefix="load")
 
 
-async def in_thread(work: Callable[..., T], *arguments: object, undo: Callable[[T], None] = lambda result: None) -> T:
-    """Calls blocking work in a thread. A cancellation waits for its end, and undoes it when it has succeeded."""
+# How often work that was cancelled is hastened.
+HASTEN_INTERVAL_S = 0.2
+
+
+async def in_thread(
+    work: Callable[..., T],
+    *arguments: object,
+    undo: Callable[[T], None] = lambda result: None,
+    hasten: Callable[[], None] = lambda: None,
+) -> T:
+    """Calls blocking work in a thread. A cancellation waits for its end, and undoes it when it has succeeded.
+
+    `hasten` is called on the event loop meanwhile, again and again.
+    """
     working = _submit(work, *arguments)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
-        while not working.done():
-            # Whoever cancels again waits for the same.
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({working})
+        await _ended(working, hasten)
         if working.exception() is None:
-            await _submit(undo, working.result())
+            undoing = _submit(undo, working.result())
+            await _ended(undoing)
+            undoing.result()
         raise
+
+
+async def _ended(working: asyncio.Future[T], hasten: Callable[[], None] = lambda: None) -> None:
+    """Returns when it has ended; whoever cancels meanwhile waits for the same."""
+    while not working.done():
+        hasten()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({working}, timeout=HASTEN_INTERVAL_S)
 
 
 def _submit(work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:

@@ -68,6 +68,7 @@ class AdmissionWindow:
         self._batch_timeout_s = batch_timeout_s
         # In the order in which they came, with the time when each has waited for long enough.
         self._held: dict[asyncio.Future[None], float] = {}
+        self._held_sequences = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: float | None = None
 
@@ -77,11 +78,16 @@ class AdmissionWindow:
         return len(self._held)
 
     @property
+    def num_held_sequences(self) -> int:
+        """Sequences of the calls that are held back."""
+        return self._held_sequences
+
+    @property
     def is_on(self) -> bool:
         """Whether calls are ever held back."""
         return self._min_batch_size > 1
 
-    async def wait(self) -> None:
+    async def wait(self, sequences: int = 1) -> None:
         """Returns when the call may start. A call whose task is cancelled meanwhile leaves the window."""
         if not self.is_on:
             return
@@ -91,10 +97,12 @@ class AdmissionWindow:
         loop = asyncio.get_running_loop()
         place = loop.create_future()
         self._held[place] = loop.time() + self._batch_timeout_s
+        self._held_sequences += sequences
         self._set_timer()
         try:
             await place
         finally:
+            self._held_sequences -= sequences
             if self._held.pop(place, None) is not None:
                 self._set_timer()
 
@@ -134,8 +142,8 @@ class ModelAdmission:
         Raises `UnavailableError` at once, and not when the window opens, for a queue that is full.
         """
         if self.window.is_on:
-            engine.check_queue(sequences + self.window.num_held)
-            await self.window.wait()
+            engine.check_queue(sequences, self.window.num_held_sequences)
+            await self.window.wait(sequences)
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from bitmill_common.errors import CancelledError
 from bitmill_inference.ports import Engine
 
+MAX_ABORTED_IDS = 1024
+
 
 class Call:
     """A call that runs in the current task."""

@@ -129,7 +129,7 @@ def document_field(index: int) -> str:
 
 def _check_count(path: str, count: int, violations: Violations) -> None:
     if not 1 <= count <= MAX_INPUTS:
-        violations.add(path, f"must be 1 to {MAX_INPUTS}, got {count}", "INVALID_COUNT")
+        violations.add(path, f"must be 1 to {MAX_INPUTS}", "INVALID_COUNT")
 
 
 def _check_truncation(tokens: int | None, violations: Violations) -> None:

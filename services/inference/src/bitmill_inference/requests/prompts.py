@@ -12,7 +12,13 @@ from typing import Any
 
 from bitmill_inference.requests.violations import Violations
 
+MAX_MESSAGES = 4096
+# In one message.
+MAX_TOOL_CALLS = 128
 MAX_TOOLS = 128
+# As of a form: a call of the tool may have to follow it.
+MAX_SCHEMA_CHARACTERS = 64 * 1024
+MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
 # Text that Tokenize takes: seconds of a tokenizer's work, and well above any model's context.
 MAX_TOKENIZE_CHARACTERS = 4 * 1024 * 1024
 # Token ids that Detokenize takes.
@@ -198,9 +204,13 @@ def _check_messages(prompt: ChatPrompt, violations: Violations) -> None:
     path = prompt.path
     if not prompt.messages:
         violations.add(path, "the conversation has no message", "PROMPT_EMPTY")
+    if len(prompt.messages) > MAX_MESSAGES:
+        violations.add(path, f"at most {MAX_MESSAGES} messages", "TOO_MANY_MESSAGES")
     for index, message in enumerate(prompt.messages):
         if not message.role:
             violations.add(f"{path}[{index}].role", "a message needs a role")
+        if len(message.tool_calls) > MAX_TOOL_CALLS:
+            violations.add(f"{path}[{index}].tool_calls", f"at most {MAX_TOOL_CALLS} calls", "TOO_MANY_TOOL_CALLS")
         for place, call in enumerate(message.tool_calls):
             if not call.name:
                 violations.add(f"{path}[{index}].tool_calls[{place}].name", "a tool call needs a name")
@@ -208,7 +218,7 @@ def _check_messages(prompt: ChatPrompt, violations: Violations) -> None:
 
 def _check_tools(tools: Sequence[Tool], violations: Violations) -> None:
     if len(tools) > MAX_TOOLS:
-        violations.add("tools", f"at most {MAX_TOOLS} tools, got {len(tools)}", "TOO_MANY_TOOLS")
+        violations.add("tools", f"at most {MAX_TOOLS} tools", "TOO_MANY_TOOLS")
     counts = Counter(tool.name for tool in tools)
     for index, tool in enumerate(tools):
         if not TOOL_NAME.fullmatch(tool.name):
@@ -220,6 +230,9 @@ def _check_tools(tools: Sequence[Tool], violations: Violations) -> None:
 
 
 def _check_schema(path: str, text: str, violations: Violations) -> None:
+    if len(text) > MAX_SCHEMA_CHARACTERS:
+        violations.add(path, f"at most {MAX_SCHEMA_CHARACTERS} characters, got {len(text)}", "TOO_LONG")
+        return
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:

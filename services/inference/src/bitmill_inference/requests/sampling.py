@@ -16,6 +16,8 @@ MAX_BAD_WORDS = 64
 # vLLM tokenizes them on the event loop.
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_LOGPROB_TOKENS = 128
+# More than any vocabulary has.
+MAX_TOKEN_IDS = 1024 * 1024
 MAX_CHOICES = 1024
 MAX_PATTERN_SIZE = 1024
 MAX_PATTERN_COUNT = 1024
@@ -94,6 +96,24 @@ class SamplingParams:
     repetition_detection: RepetitionDetection | None = None
 
 
+@dataclass(frozen=True)
+class ListLimit:
+    """Most items of a list, and what they are."""
+
+    limit: int
+    items: str
+
+
+LIST_LIMITS = {
+    "stop": ListLimit(MAX_STOP_STRINGS, "strings"),
+    "stop_token_ids": ListLimit(MAX_TOKEN_IDS, "tokens"),
+    "logit_bias": ListLimit(MAX_BIASED_TOKENS, "tokens"),
+    "bad_words": ListLimit(MAX_BAD_WORDS, "words"),
+    "allowed_token_ids": ListLimit(MAX_TOKEN_IDS, "tokens"),
+    "logprob_token_ids": ListLimit(MAX_LOGPROB_TOKENS, "tokens"),
+}
+
+
 def check_sampling(params: SamplingParams, violations: Violations) -> None:
     """Notes every parameter that no model would take."""
     _check_ranges(params, violations)
@@ -142,15 +162,9 @@ def _check_ranges(params: SamplingParams, violations: Violations) -> None:
 
 
 def _check_lists(params: SamplingParams, violations: Violations) -> None:
-    def check_count(name: str, limit: int, what: str) -> None:
-        if len(getattr(params, name)) > limit:
-            count = len(getattr(params, name))
-            violations.add(f"{SAMPLING_FIELD}.{name}", f"at most {limit} {what}, got {count}", "TOO_MANY")
-
-    check_count("stop", MAX_STOP_STRINGS, "strings")
-    check_count("bad_words", MAX_BAD_WORDS, "words")
-    check_count("logit_bias", MAX_BIASED_TOKENS, "tokens")
-    check_count("logprob_token_ids", MAX_LOGPROB_TOKENS, "tokens")
+    for name, bound in LIST_LIMITS.items():
+        if len(getattr(params, name)) > bound.limit:
+            violations.add(f"{SAMPLING_FIELD}.{name}", f"at most {bound.limit} {bound.items}", "TOO_MANY")
     for name, what in (("stop", "a stop string"), ("bad_words", "a word")):
         for index, text in enumerate(getattr(params, name)):
             if not text:
@@ -205,7 +219,7 @@ def _check_structured(outputs: StructuredOutputs, violations: Violations) -> Non
                 violations.add(path, "must be true; leave structured_outputs unset for no form")
         case StructuredOutputs(form=OutputForm.CHOICE, value=tuple() as texts):
             if not 1 <= len(texts) <= MAX_CHOICES:
-                violations.add(path, f"must be 1 to {MAX_CHOICES} texts, got {len(texts)}", "OUT_OF_RANGE")
+                violations.add(path, f"must be 1 to {MAX_CHOICES} texts", "OUT_OF_RANGE")
             for index, text in enumerate(texts):
                 if not text:
                     violations.add(f"{path}[{index}]", "a choice cannot be empty", "EMPTY")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 from bitmill.inference.v1 import generation_pb2, inference_service_pb2, structured_outputs_pb2
 from bitmill_common.errors import FieldViolation, InvalidArgumentError
 from bitmill_common.interceptors import MAX_REQUEST_ID_CHARACTERS
 from bitmill_inference.inference import Generated
+from bitmill_inference.requests.calls import MAX_ABORTED_IDS
 from bitmill_inference.requests.generation import (
     Chunk,
     Finish,
@@ -18,11 +21,15 @@ from bitmill_inference.requests.generation import (
 )
 from bitmill_inference.requests.prompts import Prompt, TextPrompt, TokensPrompt
 from bitmill_inference.requests.sampling import (
+    LIST_LIMITS,
+    MAX_CHOICES,
     OutputForm,
     RepetitionDetection,
     SamplingParams,
     StructuredOutputs,
 )
+
+T = TypeVar("T")
 
 GenerateRequest = inference_service_pb2.GenerateRequest | inference_service_pb2.GenerateUnaryRequest
 
@@ -33,9 +40,6 @@ _FINISH_REASONS = {
     FinishReason.TOOL_CALLS: generation_pb2.FINISH_REASON_TOOL_CALLS,
     FinishReason.REPETITION: generation_pb2.FINISH_REASON_REPETITION,
 }
-_FIELDS = generation_pb2.SamplingParams.DESCRIPTOR.fields
-_REPEATED_FIELDS = tuple(field.name for field in _FIELDS if field.is_repeated and field.message_type is None)
-_OPTIONAL_FIELDS = tuple(field.name for field in _FIELDS if not field.is_repeated and field.message_type is None)
 _OUTPUT_FORMS = {
     "json_schema": OutputForm.JSON,
     "json_object": OutputForm.JSON_OBJECT,
@@ -44,6 +48,14 @@ _OUTPUT_FORMS = {
     "grammar": OutputForm.GRAMMAR,
     "structural_tag": OutputForm.STRUCTURAL_TAG,
 }
+
+
+def bounded(items: Sequence[T], limit: int) -> Sequence[T]:
+    """Returns the items, of too many only one more than the limit: enough to be refused for.
+
+    A message holds millions of small ones, and whatever is done for each of them holds every other call up.
+    """
+    return items if len(items) <= limit else items[: limit + 1]
 
 
 def prompt(request: GenerateRequest) -> Prompt:
@@ -58,23 +70,28 @@ def prompt(request: GenerateRequest) -> Prompt:
 
 def sampling_params(message: generation_pb2.SamplingParams) -> SamplingParams:
     """Sampling parameters; a field that is unset is None."""
-    values: dict[str, Any] = {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
-    values |= {name: tuple(getattr(message, name)) for name in _REPEATED_FIELDS}
-    if message.logit_bias:
-        values["logit_bias"] = dict(message.logit_bias)
-    if message.HasField("structured_outputs"):
-        values["structured_outputs"] = _structured_outputs(message.structured_outputs)
-    if message.HasField("repetition_detection"):
-        detection = message.repetition_detection
-        values["repetition_detection"] = RepetitionDetection(
-            detection.max_pattern_size, detection.min_pattern_size, detection.min_count
-        )
-    return SamplingParams(**values)
+    # Only what is set: a message has thirty fields, and most calls set three.
+    return SamplingParams(**{field.name: _plain(field.name, value) for field, value in message.ListFields()})
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The value of a field of SamplingParams as the domain has it."""
+    match name:
+        case "structured_outputs":
+            return _structured_outputs(value)
+        case "repetition_detection":
+            return RepetitionDetection(value.max_pattern_size, value.min_pattern_size, value.min_count)
+        case "logit_bias":
+            return dict(islice(value.items(), LIST_LIMITS[name].limit + 1))
+        case _ if name in LIST_LIMITS:
+            return tuple(bounded(value, LIST_LIMITS[name].limit))
+    return value
 
 
 def aborted_ids(request: inference_service_pb2.AbortRequest) -> list[str]:
     """The ids that Abort names, as the server knows them."""
-    return [request_id[:MAX_REQUEST_ID_CHARACTERS] for request_id in request.request_ids]
+    request_ids = bounded(request.request_ids, MAX_ABORTED_IDS)
+    return [request_id[:MAX_REQUEST_ID_CHARACTERS] for request_id in request_ids]
 
 
 def generate_response(request_id: str, chunk: Chunk) -> inference_service_pb2.GenerateResponse:
@@ -124,7 +141,7 @@ def _structured_outputs(message: structured_outputs_pb2.StructuredOutputs) -> St
     name = message.WhichOneof("form")
     if name is None:
         return StructuredOutputs(None)
-    value = tuple(message.choice.texts) if name == "choice" else getattr(message, name)
+    value = tuple(bounded(message.choice.texts, MAX_CHOICES)) if name == "choice" else getattr(message, name)
     return StructuredOutputs(_OUTPUT_FORMS[name], value, message.disable_any_whitespace)
 
 

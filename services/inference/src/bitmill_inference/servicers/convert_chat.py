@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.struct_pb2 import Struct
 
 from bitmill.inference.v1 import generation_pb2, inference_service_pb2, tool_pb2
+from bitmill_common.errors import FieldViolation, InvalidArgumentError
 from bitmill_common.structs import struct_values
 from bitmill_inference.inference import Generated
 from bitmill_inference.requests.generation import Chunk, ToolCallDelta
 from bitmill_inference.requests.prompts import (
+    MAX_MESSAGES,
+    MAX_TEMPLATE_KWARGS_BYTES,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
     ChatMessage,
     ChatPrompt,
     NamedTool,
@@ -19,6 +27,7 @@ from bitmill_inference.requests.prompts import (
     ToolChoiceMode,
 )
 from bitmill_inference.servicers.convert import (
+    bounded,
     fill_chunk,
     finish_message,
     logprobs_message,
@@ -40,10 +49,10 @@ def conversation(request: ChatRequest) -> ChatPrompt:
     """The conversation of Chat and ChatUnary."""
     return ChatPrompt(
         _messages(request.messages),
-        tools=tuple(_tool(tool) for tool in request.tools),
+        tools=tuple(_tool(tool) for tool in bounded(request.tools, MAX_TOOLS)),
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls if request.HasField("parallel_tool_calls") else True,
-        chat_template_kwargs=struct_values(request.chat_template_kwargs, "chat_template_kwargs"),
+        chat_template_kwargs=_template_kwargs(request.chat_template_kwargs),
         continue_final_message=request.continue_final_message,
     )
 
@@ -96,18 +105,29 @@ def chat_unary_response(request_id: str, generated: Generated) -> inference_serv
     )
 
 
-def _messages(messages: Iterable[generation_pb2.ChatMessage]) -> tuple[ChatMessage, ...]:
+def _messages(messages: Sequence[generation_pb2.ChatMessage]) -> tuple[ChatMessage, ...]:
     return tuple(
         ChatMessage(
             message.role,
             message.content,
             message.reasoning,
-            tuple(ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls),
+            tuple(
+                ToolCall(call.id, call.name, call.arguments_json)
+                for call in bounded(message.tool_calls, MAX_TOOL_CALLS)
+            ),
             message.tool_call_id,
             message.name,
         )
-        for message in messages
+        for message in bounded(messages, MAX_MESSAGES)
     )
+
+
+def _template_kwargs(message: Struct) -> dict[str, Any]:
+    size = message.ByteSize()
+    if size > MAX_TEMPLATE_KWARGS_BYTES:
+        description = f"at most {MAX_TEMPLATE_KWARGS_BYTES} bytes, got {size}"
+        raise InvalidArgumentError([FieldViolation("chat_template_kwargs", description, "TOO_LONG")])
+    return struct_values(message, "chat_template_kwargs")
 
 
 def _tool(message: tool_pb2.Tool) -> Tool:

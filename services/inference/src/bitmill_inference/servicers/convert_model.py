@@ -35,7 +35,8 @@ def engine_options(message: model_pb2.EngineOptions) -> EngineOptions:
     """Engine options; one that is unset is None, and so is an empty string."""
     values: dict[str, Any] = {descriptor.name: value for descriptor, value in message.ListFields()}
     if _BATCH_TIMEOUT in values:
-        values[_BATCH_TIMEOUT] = values[_BATCH_TIMEOUT].ToTimedelta().total_seconds()
+        timeout = values[_BATCH_TIMEOUT]
+        values[_BATCH_TIMEOUT] = timeout.seconds + timeout.nanos / 1e9
     if _HF_OVERRIDES in values:
         values[_HF_OVERRIDES] = struct_values(values[_HF_OVERRIDES], "engine_options.hf_overrides")
     return EngineOptions(**values)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bitmill.inference.v1 import inference_service_pb2
-from bitmill_inference.requests.pooling import Embedded, EmbedParams, Scored, ScoreParams
+from bitmill_inference.requests.pooling import MAX_INPUTS, Embedded, EmbedParams, Scored, ScoreParams
 from bitmill_inference.requests.prompts import Prompt, TextPrompt, TokensPrompt
-from bitmill_inference.servicers.convert import usage_message
+from bitmill_inference.servicers.convert import bounded, usage_message
 
 
 def embed_inputs(request: inference_service_pb2.EmbedRequest) -> Sequence[Prompt | None]:
     """What Embed is to embed; None for an input that is neither text nor token ids."""
-    return [_input(message) for message in request.inputs]
+    return [_input(message) for message in bounded(request.inputs, MAX_INPUTS)]
 
 
 def embed_params(request: inference_service_pb2.EmbedRequest) -> EmbedParams:
@@ -22,6 +22,11 @@ def embed_params(request: inference_service_pb2.EmbedRequest) -> EmbedParams:
         normalize=request.normalize if request.HasField("normalize") else None,
         truncate_prompt_tokens=_truncation(request),
     )
+
+
+def documents(request: inference_service_pb2.ScoreRequest) -> Sequence[str]:
+    """What Score compares with the query."""
+    return bounded(request.documents, MAX_INPUTS)
 
 
 def score_params(request: inference_service_pb2.ScoreRequest) -> ScoreParams:

@@ -68,7 +68,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         request_id = current_request_id()
         params = convert_pooling.score_params(request)
         options = request_options(request.request_options, request_id, context)
-        scored = await self._inference.score(request.model, request.query, request.documents, params, options)
+        documents = convert_pooling.documents(request)
+        scored = await self._inference.score(request.model, request.query, documents, params, options)
         return convert_pooling.score_response(request_id, scored)
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
@@ -77,12 +78,18 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: CallContext) -> pb.TokenizeResponse:
         """See `inference_service.proto`."""
-        token_ids, max_model_len = await self._inference.tokenize(request.model, convert_chat.tokenize_input(request))
+        prompt = convert_chat.tokenize_input(request)
+        token_ids, max_model_len = await self._inference.tokenize(
+            request.model, prompt, request_id=current_request_id()
+        )
         return pb.TokenizeResponse(token_ids=token_ids, max_model_len=max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: CallContext) -> pb.DetokenizeResponse:
         """See `inference_service.proto`."""
         text = await self._inference.detokenize(
-            request.model, request.token_ids, skip_special_tokens=request.skip_special_tokens
+            request.model,
+            request.token_ids,
+            skip_special_tokens=request.skip_special_tokens,
+            request_id=current_request_id(),
         )
         return pb.DetokenizeResponse(text=text)

@@ -10,13 +10,14 @@ from typing import Any
 from smg_grpc_servicer.vllm.servicer import VllmEngineServicer
 
 from bitmill_inference.vllm.engine import VllmEngine
+from bitmill_inference.vllm.structured import check_patterns
 
 # Its line for each request says what the call's own line does.
 logging.getLogger("smg_grpc_servicer").setLevel(logging.WARNING)
 
 
 class SmgServicer(VllmEngineServicer):
-    """smg's, but for two things that it reports: the model's name, and the engine's load.
+    """smg's, but for two things that it reports, the model's name and the engine's load, and for one that it refuses.
 
     The name would be the model's directory, which differs between the hosts that a gateway routes to. The load would
     come from vLLM's stat loggers, which bitmill does not have.
@@ -33,6 +34,13 @@ class SmgServicer(VllmEngineServicer):
         info = await super().GetModelInfo(request, context)
         info.served_model_name = self._model_name
         return info
+
+    @staticmethod
+    def _sampling_params_from_proto(*arguments: Any, **named: Any) -> Any:
+        params = VllmEngineServicer._sampling_params_from_proto(*arguments, **named)
+        if params.structured_outputs is not None:
+            check_patterns(params.structured_outputs)
+        return params
 
     def _scheduler_counts(self, engine_idx: int = 0) -> tuple[int, int, float] | None:
         read_load = self._engine_load()

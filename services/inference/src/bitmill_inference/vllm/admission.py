@@ -38,22 +38,22 @@ class VllmQueue:
         finally:
             self._entering -= sequences
 
-    def check(self, sequences: int) -> None:
-        """Raises `UnavailableError` when the queue has no place for that many more sequences.
+    def check(self, sequences: int, held: int = 0) -> None:
+        """Raises `UnavailableError` when the queue has no place for that many more sequences after `held` others.
 
         `InvalidArgumentError` for more than it could ever have.
         """
         config = self._llm.scheduler_config
         if config.max_num_queued_reqs is not None:
-            self._check_requests(sequences, config.max_num_queued_reqs)
+            self._check_requests(sequences, held, config.max_num_queued_reqs)
         if config.max_num_queued_tokens is not None:
             self._check_tokens(config.max_num_queued_tokens)
 
-    def _check_requests(self, sequences: int, bound: int) -> None:
+    def _check_requests(self, sequences: int, held: int, bound: int) -> None:
         if sequences > bound:
             description = f"{sequences} sequences exceed the model's max_num_queued_reqs of {bound}"
             raise InvalidArgumentError([FieldViolation(f"{SAMPLING_FIELD}.n", description, "TOO_MANY_SEQUENCES")])
-        held = self._llm.get_num_unfinished_requests() + self._entering
+        held += self._llm.get_num_unfinished_requests() + self._entering
         if held + sequences > bound:
             raise UnavailableError(
                 QUEUE_FULL,

@@ -255,7 +255,8 @@ def _check_schemas(tools: Sequence[Tool]) -> None:
     violations.raise_if_any()
 
 
-@functools.lru_cache(maxsize=1024)
+# A schema has at most MAX_SCHEMA_CHARACTERS.
+@functools.lru_cache(maxsize=256)
 def _schema_fault(text: str) -> str:
     """What is wrong with a JSON Schema, or nothing."""
     schema = json.loads(text)
@@ -264,4 +265,6 @@ def _schema_fault(text: str) -> str:
         validator.check_schema(schema)
     except jsonschema.exceptions.SchemaError as error:
         return f"is no JSON Schema: {error.json_path}: {error.message}"
+    except RecursionError:
+        return "is nested too deeply"
     return ""

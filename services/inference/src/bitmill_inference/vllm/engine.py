@@ -120,9 +120,9 @@ class VllmEngine:
         for chunk in generation.joined(pieces or ()):
             yield chunk
 
-    def check_queue(self, sequences: int) -> None:
+    def check_queue(self, sequences: int, held: int = 0) -> None:
         """See `Engine.check_queue`."""
-        self._queue.check(sequences)
+        self._queue.check(sequences, held)
 
     async def abort(self, request_id: str) -> bool:
         """See `Engine.abort`."""

@@ -18,6 +18,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import import_pynvml
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.coordinator import DPCoordinatorProc
 
 from bitmill_common.artifact import Device
 from bitmill_common.errors import BitmillError, FailedPreconditionError
@@ -25,24 +26,29 @@ from bitmill_inference.models.devices import ServerDevice
 from bitmill_inference.models.engine_options import EngineOptions
 from bitmill_inference.models.host_memory import host_available_bytes
 from bitmill_inference.models.memory import DEFAULT_CPU_KV_CACHE_BYTES, DeviceMemory, ServerMemory
+from bitmill_inference.models.threads import in_thread
 from bitmill_inference.ports import accept
 from bitmill_inference.requests.violations import Violations
 from bitmill_inference.vllm.chat import ChatParsers, check_parsers
 from bitmill_inference.vllm.engine import VllmEngine
 from bitmill_inference.vllm.pooling import supported_tasks
-from bitmill_inference.vllm.process import FAILURES_VARIABLE, read_failure
+from bitmill_inference.vllm.process import FAILURES_VARIABLE, read_failure, run_coordinator
 from bitmill_inference.vllm.structured import STRUCTURED_BACKEND
 
 log = structlog.get_logger("bitmill.models")
 
-# How often a cancelled start looks for processes that it has begun meanwhile.
-KILL_INTERVAL_S = 0.2
+# It loads no plugins, and would outlive a server that was killed.
+DPCoordinatorProc.run_coordinator = staticmethod(run_coordinator)
 
 
 class VllmEngineFactory:
-    """An `EngineFactory`. Engines start one at a time: each measures the memory that is free while it starts."""
+    """An `EngineFactory`. Engines start one at a time: each measures the memory that is free while it starts.
 
-    def __init__(self) -> None:
+    `directory`: for files that last as long as a start.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._starting = asyncio.Lock()
 
     def device(self) -> ServerDevice:
@@ -73,7 +79,7 @@ class VllmEngineFactory:
         arguments = self._arguments(directory, options)
         async with self._starting:
             check_memory(await asyncio.to_thread(self.memory))
-            with tempfile.NamedTemporaryFile(prefix="bitmill-engine-failures-") as failures:
+            with tempfile.NamedTemporaryFile(prefix="failures-", dir=self._directory) as failures:
                 # Processes of the engine inherit the variable; `engine_process` reads it there.
                 os.environ[FAILURES_VARIABLE] = failures.name
                 try:
@@ -162,7 +168,7 @@ async def _engine(arguments: AsyncEngineArgs, options: EngineOptions) -> VllmEng
         parsers = ChatParsers(llm, options.tool_call_parser or "", options.reasoning_parser or "")
         return VllmEngine(llm, processes, await supported_tasks(llm), parsers)
     except BaseException:
-        await asyncio.to_thread(llm.shutdown)
+        await in_thread(llm.shutdown)
         raise
 
 
@@ -172,19 +178,19 @@ async def _construct(arguments: AsyncEngineArgs) -> tuple[AsyncLLM, set[BaseProc
     A cancellation kills these.
     """
     before = set(multiprocessing.active_children())
-    construction = asyncio.ensure_future(asyncio.to_thread(AsyncLLM.from_engine_args, arguments))
-    try:
-        llm = await asyncio.shield(construction)
-    except asyncio.CancelledError:
-        while not construction.done():
-            _kill(set(multiprocessing.active_children()) - before)
-            await asyncio.wait({construction}, timeout=KILL_INTERVAL_S)
-        with contextlib.suppress(Exception):
-            await asyncio.to_thread(construction.result().shutdown)
-        raise
-    return llm, set(multiprocessing.active_children()) - before
+
+    def begun() -> set[BaseProcess]:
+        return set(multiprocessing.active_children()) - before
+
+    def kill() -> None:
+        for process in begun():
+            process.kill()
+
+    llm = await in_thread(AsyncLLM.from_engine_args, arguments, undo=_shut_down, hasten=kill)
+    return llm, begun()
 
 
-def _kill(processes: set[BaseProcess]) -> None:
-    for process in processes:
-        process.kill()
+def _shut_down(llm: AsyncLLM) -> None:
+    """Ends an engine whose processes were killed, which vLLM may complain of."""
+    with contextlib.suppress(Exception):
+        llm.shutdown()

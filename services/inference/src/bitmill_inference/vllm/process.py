@@ -16,7 +16,9 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from bitmill_common.logs import configure_logging
 
@@ -32,13 +34,27 @@ def register() -> None:
     configure_logging(os.environ.get(LOG_LEVEL_VARIABLE, "INFO"))
     if path := os.environ.get(FAILURES_VARIABLE):
         logging.getLogger().addHandler(_FailureHandler(Path(path)))
-    # The sentinel is a pipe that closes with the parent. PR_SET_PDEATHSIG would fire when the parent's starting thread
-    # ends, and the server starts engines from threads.
-    threading.Thread(target=_die_with, args=(parent.sentinel,), name="ParentWatch", daemon=True).start()
+    _watch(parent)
     # Not before: it imports vLLM, which is there in its own processes alone.
     from bitmill_inference.vllm import cpu_lora as vllm_cpu_lora
 
     vllm_cpu_lora.apply()
+
+
+def run_coordinator(*arguments: Any, **options: Any) -> None:
+    """Runs vLLM's coordinator of data parallel engines, a process without plugins, so that it dies as they do."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        _watch(parent)
+    # Not before: it imports vLLM, which is there in its own processes alone.
+    from vllm.v1.engine.coordinator import DPCoordinatorProc
+
+    DPCoordinatorProc.run_coordinator(*arguments, **options)
+
+
+def _watch(parent: BaseProcess) -> None:
+    # The sentinel is a pipe that closes with the parent. PR_SET_PDEATHSIG would fire when the parent's starting thread
+    # ends, and the server starts engines from threads.
+    threading.Thread(target=_die_with, args=(parent.sentinel,), name="ParentWatch", daemon=True).start()
 
 
 def _die_with(sentinel: int) -> None:
@@ -59,9 +75,13 @@ class _FailureHandler(logging.Handler):
         error = record.exc_info[1]
         line = json.dumps({"type": type(error).__name__, "message": str(error)})
         # The server removes it once the engine has started.
-        with contextlib.suppress(FileNotFoundError), self._path.open("r+") as file:
-            file.seek(0, os.SEEK_END)
-            file.write(line + "\n")
+        with contextlib.suppress(FileNotFoundError):
+            # At once and at the end, whichever other process writes.
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(descriptor, f"{line}\n".encode())
+            finally:
+                os.close(descriptor)
 
 
 def read_failure(path: Path) -> str:

@@ -11,15 +11,19 @@ from typing import Any, cast
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.params import ChatParams, TokenizeParams
 from vllm.utils.async_utils import make_async
+from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from bitmill_common.errors import FieldViolation, InvalidArgumentError
 from bitmill_inference.requests import generation
 from bitmill_inference.requests.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokensPrompt, Tool
 
+# A text of so many characters is tokenized in the time that handing it to a thread takes.
+SHORT_CHARACTERS = 1024
+
 
 class PromptRenderer:
-    """Tokenizes the prompts of one model. vLLM's renderer does it in a thread of its own, one prompt at a time."""
+    """Tokenizes the prompts of one model: short ones at once, long ones in the thread of vLLM's renderer."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._renderer = llm.renderer
@@ -29,17 +33,38 @@ class PromptRenderer:
         self._max_characters = self._max_model_len * tokenizer.max_chars_per_token
         # Apart from the renderer's: a long text that somebody wants counted holds nobody's generation up.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="Tokenize")
-        self._encode = make_async(tokenizer.encode, executor=self._executor)
+        # Without vLLM's own limit, which would cut the text and hide how long it really is.
+        self._unlimited: TokenizeParams = dataclasses.replace(
+            llm.renderer.default_cmpl_tok_params, max_total_tokens=None
+        )
+        self._bare: TokenizeParams = dataclasses.replace(self._unlimited, add_special_tokens=False)
+        self._encode = tokenizer.encode
+        self._encode_elsewhere = make_async(tokenizer.encode, executor=self._executor)
         self._decode = make_async(tokenizer.decode, executor=self._executor)
 
     async def render(self, prompt: Prompt, truncate: int | None = None) -> dict[str, Any]:
-        """Returns vLLM's engine input, cut to the last `truncate` tokens; `prompt_token_ids` are in it."""
-        if truncate and isinstance(prompt, TextPrompt):
-            prompt = dataclasses.replace(prompt, text=self.end_of(prompt.text, truncate))
-        engine_input = await self._render(prompt)
+        """Returns vLLM's engine input, cut to the last `truncate` tokens; `prompt_token_ids` are in it.
+
+        Raises InvalidArgumentError for a conversation whose text cannot fit, or that the template refuses.
+        """
+        if isinstance(prompt, ChatPrompt):
+            path, prompt = prompt.path, await self._through_template(prompt)
+            self.check(prompt, path, truncate)
+        match prompt:
+            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
+                text = self.end_of(text, truncate)
+                if len(text) <= SHORT_CHARACTERS:
+                    ids = self._encode(self._cased(text), add_special_tokens=add_special_tokens)
+                    (engine_input,) = self._renderer.render_cmpl([{"prompt_token_ids": ids}], self._unlimited)
+                else:
+                    params = self._unlimited if add_special_tokens else self._bare
+                    (engine_input,) = await self._renderer.render_cmpl_async([{"prompt": text}], params)
+            case TokensPrompt(token_ids=token_ids):
+                ids = list(token_ids[-truncate:] if truncate else token_ids)
+                (engine_input,) = self._renderer.render_cmpl([{"prompt_token_ids": ids}], self._unlimited)
         if truncate:
             engine_input["prompt_token_ids"] = engine_input["prompt_token_ids"][-truncate:]
-        return engine_input
+        return cast(dict[str, Any], engine_input)
 
     def check(self, prompt: Prompt, path: str, truncate: int | None = None) -> None:
         """Raises InvalidArgumentError for ids outside the vocabulary and for text that cannot fit.
@@ -56,7 +81,7 @@ class PromptRenderer:
             case ChatPrompt(messages=messages):
                 characters = sum(len(message.role) + len(message.content) for message in messages)
         # Spares the tokenizer a text that cannot fit whatever its tokens are.
-        if characters > self._max_characters and not truncate:
+        if characters > self._max_characters and not self._is_cut(truncate):
             raise InvalidArgumentError(
                 [
                     FieldViolation(
@@ -70,16 +95,18 @@ class PromptRenderer:
 
     def end_of(self, text: str, truncate: int | None) -> str:
         """Returns the text, or an end of it that surely has its last `truncate` tokens: it spares the tokenizer."""
-        if truncate is None or truncate > self._max_model_len:
-            return text
-        return text[-self._max_characters :]
+        return text[-self._max_characters :] if self._is_cut(truncate) else text
 
     async def tokenize(self, prompt: Prompt) -> Sequence[int]:
         """Returns the token ids of a prompt of any length."""
-        if isinstance(prompt, TextPrompt):
-            text = prompt.text.lower() if self._unlimited.do_lower_case else prompt.text
-            return cast(Sequence[int], await self._encode(text, add_special_tokens=prompt.add_special_tokens))
-        return cast(Sequence[int], (await self._render(prompt))["prompt_token_ids"])
+        if isinstance(prompt, ChatPrompt):
+            prompt = await self._through_template(prompt)
+        match prompt:
+            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
+                ids = await self._encode_elsewhere(self._cased(text), add_special_tokens=add_special_tokens)
+                return cast(Sequence[int], ids)
+            case TokensPrompt(token_ids=ids):
+                return ids
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Returns the text of token ids."""
@@ -89,32 +116,37 @@ class PromptRenderer:
         """Ends the thread."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def _unlimited(self) -> TokenizeParams:
-        # Without vLLM's own limit, which would cut the text and hide how long it really is.
-        return dataclasses.replace(self._renderer.default_cmpl_tok_params, max_total_tokens=None)
+    def _cased(self, text: str) -> str:
+        return text.lower() if self._unlimited.do_lower_case else text
 
-    async def _render(self, prompt: Prompt) -> dict[str, Any]:
-        match prompt:
-            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
-                params = dataclasses.replace(self._unlimited, add_special_tokens=add_special_tokens)
-                (engine_input,) = await self._renderer.render_cmpl_async([{"prompt": text}], params)
-            case TokensPrompt(token_ids=ids):
-                prompts = [{"prompt_token_ids": list(ids)}]
-                (engine_input,) = await self._renderer.render_cmpl_async(prompts, self._unlimited)
-            case ChatPrompt():
-                # The template writes the special tokens itself.
-                params = dataclasses.replace(self._unlimited, add_special_tokens=False)
-                tools = {"tools": [tool_of(tool) for tool in prompt.offered_tools] or None}
-                chat_params = ChatParams(chat_template_kwargs=template_kwargs(prompt) | tools)
-                messages = [message_of(message) for message in prompt.messages]
-                try:
-                    _, (engine_input,) = await self._renderer.render_chat_async([messages], chat_params, params)
-                # With the template's own words, or jinja's.
-                except VLLMValidationError as error:
-                    violation = FieldViolation(prompt.path, str(error.args[0]), "TEMPLATE_REFUSED")
-                    raise InvalidArgumentError([violation]) from error
-        return cast(dict[str, Any], engine_input)
+    def _is_cut(self, truncate: int | None) -> bool:
+        """Whether a text of any length may fit once it is cut."""
+        return truncate is not None and truncate <= self._max_model_len
+
+    async def _through_template(self, prompt: ChatPrompt) -> TextPrompt | TokensPrompt:
+        """What the model's template makes of a conversation. Only Mistral's own tokenizer has ids for it at once."""
+        chat_params = ChatParams(
+            chat_template_kwargs={
+                **template_kwargs(prompt),
+                "tools": [tool_of(tool) for tool in prompt.offered_tools] or None,
+                "tokenize": is_mistral_tokenizer(self._renderer.tokenizer),
+            }
+        )
+        messages = [message_of(message) for message in prompt.messages]
+        try:
+            _, rendered = await self._renderer.render_messages_async(messages, chat_params)
+        # With the template's own words, or jinja's.
+        except VLLMValidationError as error:
+            violation = FieldViolation(prompt.path, str(error.args[0]), "TEMPLATE_REFUSED")
+            raise InvalidArgumentError([violation]) from error
+        # Of the JSON of a call's arguments.
+        except RecursionError as error:
+            violation = FieldViolation(prompt.path, "arguments of a tool call are nested too deeply", "TOO_DEEP")
+            raise InvalidArgumentError([violation]) from error
+        if "prompt" in rendered:
+            # The template writes the special tokens itself.
+            return TextPrompt(rendered["prompt"], add_special_tokens=False)
+        return TokensPrompt(tuple(rendered["prompt_token_ids"]))
 
 
 def template_kwargs(prompt: ChatPrompt) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import xgrammar
@@ -20,6 +21,7 @@ from bitmill_inference.requests.sampling import MAX_STRUCTURED_CHARACTERS, Struc
 # not. This one knows every form.
 STRUCTURED_BACKEND = "xgrammar"
 UNCOMPILABLE = "FORM_INVALID"
+MAX_PATTERN_CHARACTERS = 4096
 
 # Rules that xgrammar 0.2.8 writes with a space whatever the separators are
 # (https://github.com/mlc-ai/xgrammar/issues/945).
@@ -59,6 +61,7 @@ def _check(params: VllmSamplingParams, llm: AsyncLLM) -> None:
     if isinstance(outputs.json, str) and not outputs.json.lstrip().startswith("{"):
         raise VLLMValidationError("a JSON schema must be a JSON object")
     _check_size(outputs)
+    check_patterns(outputs)
     VllmSamplingParams._validate_structured_outputs(
         params, llm.model_config, llm.vllm_config.structured_outputs_config, llm.get_tokenizer()
     )
@@ -66,6 +69,43 @@ def _check(params: VllmSamplingParams, llm: AsyncLLM) -> None:
         # vLLM has white space as a matter of the engine, and not of the request.
         outputs.grammar = compact_json_grammar(outputs.json or '{"type": "object"}')
         outputs.json = outputs.json_object = None
+
+
+def check_patterns(outputs: StructuredOutputsParams) -> None:
+    """Refuses regular expressions in a schema on which xgrammar's parser overflows its stack and ends the process.
+
+    One by itself has limits of its own. Raises `VLLMValidationError`.
+    """
+    for form in (outputs.json, outputs.structural_tag):
+        for pattern in _patterns(_parsed(form)):
+            if len(pattern) > MAX_PATTERN_CHARACTERS:
+                description = f"a pattern has {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS}"
+                raise VLLMValidationError(description)
+
+
+def _parsed(form: Any) -> Any:
+    if not isinstance(form, str):
+        return form
+    try:
+        return json.loads(form)
+    # vLLM says what is wrong with it.
+    except (ValueError, RecursionError):
+        return None
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    """The regular expressions of a JSON Schema, or of whatever has schemas in it."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case dict() as fields:
+                if isinstance(pattern := fields.get("pattern"), str):
+                    yield pattern
+                if isinstance(properties := fields.get("patternProperties"), dict):
+                    yield from properties
+                waiting.extend(fields.values())
+            case list() as items:
+                waiting.extend(items)
 
 
 def _check_size(outputs: StructuredOutputsParams) -> None:
