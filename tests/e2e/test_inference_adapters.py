@@ -10,10 +10,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bitmill.inference.v1 import generation_pb2, model_service_pb2
+from bitmill.inference.v1 import generation_pb2, model_pb2, model_service_pb2
 from bitmill.inference.v1 import inference_service_pb2 as pb
 from support.adapters import write_adapter
-from support.inference_process import STOP_TIMEOUT_S, InferenceProcess
+from support.inference_process import LOAD_TIMEOUT_S, STOP_TIMEOUT_S, InferenceProcess
 from support.inference_serving import error_info
 
 MODEL = "adaptable"
@@ -121,3 +121,30 @@ def test_an_adapter_that_vllm_refuses_harms_nothing(adaptable: InferenceProcess,
     assert generate(adaptable, "plain") == generate(adaptable) == before
     assert json.loads((plain / "adapter_config.json").read_text())["lora_alpha"] == 0
     unload(adaptable, "plain")
+
+
+def test_calls_about_adapters_end_when_the_engine_dies(adaptable: InferenceProcess, tmp_path: Path) -> None:
+    """vLLM would leave them open for ever, and with them the model's unload and the server's end."""
+    for name in ("kept", "removed"):
+        load(adaptable, write_adapter(tmp_path / name, MODULES, rank=8))
+    adding = model_service_pb2.LoadAdapterRequest(
+        model=MODEL, uri=write_adapter(tmp_path / "added", MODULES, rank=8).as_uri()
+    )
+    removing = model_service_pb2.UnloadAdapterRequest(model=MODEL, name="removed")
+    core = max(adaptable.engine_cores(), key=lambda core: core.create_time())
+    core.suspend()
+    added = adaptable.models.LoadAdapter.future(adding, timeout=CALL_TIMEOUT_S)
+    removed = adaptable.models.UnloadAdapter.future(removing, timeout=CALL_TIMEOUT_S)
+    with pytest.raises(grpc.RpcError) as caught:
+        load(adaptable, tmp_path / "removed")
+    assert error_info(caught.value).reason == "ADAPTER_DRAINING"
+    core.kill()
+    removed.result()
+    assert added.exception().code() == grpc.StatusCode.UNAVAILABLE
+    watch = adaptable.models.WatchModel(model_service_pb2.WatchModelRequest(name=MODEL), timeout=LOAD_TIMEOUT_S)
+    states = (response.model.state for response in watch)
+    assert model_pb2.MODEL_STATE_RESTARTING in states
+    assert model_pb2.MODEL_STATE_SERVING in states
+    assert [adapter.name for adapter in adaptable.get(MODEL).adapters] == ["kept"]
+    assert generate(adaptable, "kept")
+    unload(adaptable, "kept")

@@ -309,7 +309,7 @@ def test_a_conversation_is_measured_as_the_template_writes_it(server: InferenceP
     long = "x" * 1_000_000
     call = tool_pb2.ToolCall(id="1", name="f", arguments_json=json.dumps({"a": long}))
     for messages in (
-        [generation_pb2.ChatMessage(role="user", reasoning=long)],
+        [USER, generation_pb2.ChatMessage(role="assistant", reasoning=long)],
         [USER, generation_pb2.ChatMessage(role="assistant", tool_calls=[call])],
     ):
         error = refusal(server, messages=messages)
@@ -319,11 +319,30 @@ def test_a_conversation_is_measured_as_the_template_writes_it(server: InferenceP
         assert answer.usage.prompt_tokens == 5
 
 
-def test_arguments_that_are_nested_too_deeply_are_refused(server: InferenceProcess) -> None:
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "9" * 5000])
+def test_arguments_that_python_does_not_read_are_refused(arguments: str, server: InferenceProcess) -> None:
     """Others that are no JSON are taken for none."""
-    call = tool_pb2.ToolCall(id="1", name="f", arguments_json="[" * 100_000)
+    call = tool_pb2.ToolCall(id="1", name="f", arguments_json=arguments)
     error = refusal(server, messages=[USER, generation_pb2.ChatMessage(role="assistant", tool_calls=[call])])
-    assert violations(error) == {"messages": "TOO_DEEP"}
+    assert violations(error) == {"messages": "ARGUMENTS_UNREADABLE"}
+
+
+def test_half_a_character_in_json_harms_nothing(server: InferenceProcess) -> None:
+    """JSON can spell one where no text holds it: the template is given U+FFFD."""
+    call = tool_pb2.ToolCall(id="1", name="f", arguments_json='{"a": "\\ud800"}')
+    tool = tool_pb2.Tool(name="f", parameters_json_schema='{"type": "object", "title": "\\ud800"}')
+    messages = [USER, generation_pb2.ChatMessage(role="assistant", tool_calls=[call])]
+    assert chat(server, messages=messages, tools=[tool], sampling={"max_tokens": 1}).choices
+
+
+def test_a_number_for_the_template_may_be_larger_than_any_integer(server: InferenceProcess) -> None:
+    assert chat(server, kwargs={"level": {"value": 1e308}, "style": "a"}, sampling={"max_tokens": 1}).choices
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused(server: InferenceProcess) -> None:
+    schema = '{"properties": {"a": ' * 150 + "{}" + "}}" * 150
+    error = refusal(server, tools=[tool_pb2.Tool(name="f", parameters_json_schema=schema)])
+    assert violations(error) == {"tools[0].parameters_json_schema": "INVALID_JSON_SCHEMA"}
 
 
 def test_a_model_without_a_parser_calls_no_tools(inference_server: InferenceProcess) -> None:

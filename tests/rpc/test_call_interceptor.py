@@ -269,6 +269,14 @@ class TestRequestIds:
         (finished,) = [line for line in logged if line["event"] == "call_finished"]
         assert (finished["code"], finished["reason"], finished["message"]) == ("NOT_FOUND", "GONE", "gone")
 
+    async def test_of_a_long_error_the_log_has_the_beginning(
+        self, served: Served, kind: str, logged: list[Any]
+    ) -> None:
+        """However many fields of a request are wrong."""
+        await served.failure(kind, raising(errors.NotFoundError("GONE", "gone" * 100_000)))
+        (finished,) = [line for line in logged if line["event"] == "call_finished"]
+        assert finished["message"] == "gone" * 1024
+
     async def test_a_long_one_is_cut(self, served: Served, kind: str) -> None:
         _, trailers = await served.call(kind, metadata=(("x-request-id", "x" * 1000),))
         assert trailers["x-request-id"] == "x" * 128

@@ -115,6 +115,17 @@ async def test_a_batch_timeout_out_of_range_is_refused(seconds: int, server: Ser
     assert violations(error) == {"engine_options.batch_timeout": "OUT_OF_RANGE"}
 
 
+async def test_a_context_without_room_for_a_token_fails_the_load(server: Serving) -> None:
+    """No field of LoadModel is wrong by itself, so it is FAILED_PRECONDITION; the engine is stopped."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await server.load(max_model_len=1)
+    assert (caught.value.code(), error_info(caught.value).reason) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "WARM_UP_FAILED",
+    )
+    assert server.engine.stopped
+
+
 async def test_numbers_in_a_manifest_that_no_engine_counts_to_are_named(server: Serving) -> None:
     """JSON has whole numbers of any size."""
     failure = await failure_of(server, artifact(server, max_num_seqs=10**400, gpu_memory_utilization=10**400))

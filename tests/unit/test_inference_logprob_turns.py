@@ -132,3 +132,22 @@ async def test_one_that_leaves_while_it_waits_holds_nobody_up() -> None:
     await requests.cancel("likeliest 1")
     await requests.cancel("likeliest 2")
     assert requests.began[2:] == ["given 2"]
+
+
+@pytest.mark.parametrize("kind", LogprobKind)
+async def test_requests_that_leave_while_others_are_released_take_no_turn(kind: LogprobKind) -> None:
+    """Cancelled, but not yet at work on it: the release fails nobody, and those behind them begin."""
+    turns = LogprobTurns()
+    first = await turns.take(LogprobKind.GIVEN)
+    leaving = [asyncio.create_task(turns.take(LogprobKind.LIKELIEST)) for _ in range(3)]
+    behind = asyncio.create_task(turns.take(kind))
+    await asyncio.sleep(0)
+    for task in leaving:
+        task.cancel()
+    first.release()
+    assert [type(each) for each in await asyncio.gather(*leaving, return_exceptions=True)] == [
+        asyncio.CancelledError
+    ] * 3
+    (await asyncio.wait_for(behind, 1)).release()
+    for other in LogprobKind:
+        (await asyncio.wait_for(turns.take(other), 1)).release()

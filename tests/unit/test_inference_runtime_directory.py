@@ -43,8 +43,11 @@ def test_two_servers_have_one_each(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_server_left_goes_with_the_next_start(tmp_path: Path) -> None:
-    """Files of others are not touched."""
-    (tmp_path / "bitmill-inference-notes").write_text("mine")
+    """Nothing else does, however alike its name is."""
+    (tmp_path / ".bitmill-run-notes").write_text("mine")
+    (tmp_path / ".bitmill-run-cache" / "artifacts").mkdir(parents=True)
+    (tmp_path / ".bitmill-run-abcdefgh" / "artifacts").mkdir(parents=True)
+    others = {path.name for path in tmp_path.iterdir()}
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -54,7 +57,7 @@ def test_what_a_killed_server_left_goes_with_the_next_start(tmp_path: Path) -> N
     holder.communicate(timeout=DEADLINE_S)
     assert [path.name for path in left.iterdir()] == ["socket"]
     with runtime_directory(tmp_path) as directory:
-        assert {path.name for path in tmp_path.iterdir()} == {"bitmill-inference-notes", directory.name}
+        assert {path.name for path in tmp_path.iterdir()} == {*others, directory.name}
 
 
 def test_a_socket_in_it_has_a_path_that_fits(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
@@ -20,6 +20,8 @@ from bitmill_common import errors, grpc_status
 
 REQUEST_ID_KEY = "x-request-id"
 MAX_REQUEST_ID_CHARACTERS = 128
+# Of an error's text: a request may have thousands of wrong fields, and the text says what is wrong with each.
+MAX_LOGGED_CHARACTERS = 4096
 
 log = structlog.get_logger("bitmill.rpc")
 
@@ -34,6 +36,15 @@ if TYPE_CHECKING:  # generic in the stubs alone
 def current_request_id() -> str:
     """Returns the id of the call being handled: the caller's x-request-id, or one of the server's own."""
     return str(structlog.contextvars.get_contextvars()["request_id"])
+
+
+def request_id_of(metadata: Mapping[str, str | bytes]) -> str:
+    """Returns the caller's id of a call, cut, or a new one when there is none that could go back in the trailers.
+
+    gRPC sends printable ASCII alone, but receives other bytes from callers who speak HTTP/2 by themselves.
+    """
+    request_id = str(metadata.get(REQUEST_ID_KEY, ""))[:MAX_REQUEST_ID_CHARACTERS]
+    return request_id if request_id.isascii() and request_id.isprintable() and request_id else uuid.uuid4().hex
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
@@ -100,7 +111,7 @@ class _Call:
         self._observer = observer
         self._start = time.monotonic()
         metadata = dict(cast(Any, context.invocation_metadata()) or ())
-        self._request_id = str(metadata.get(REQUEST_ID_KEY, ""))[:MAX_REQUEST_ID_CHARACTERS] or uuid.uuid4().hex
+        self._request_id = request_id_of(metadata)
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=self._request_id, method=method)
 
@@ -122,7 +133,8 @@ class _Call:
                 # A servicer of someone else's has already ended the call with a status of its own.
                 self._log(self._context.code(), message=self._context.details())
             case errors.BitmillError():
-                self._log(grpc_status.code_of(error), reason=error.reason, message=error.message)
+                message = error.message[:MAX_LOGGED_CHARACTERS]
+                self._log(grpc_status.code_of(error), reason=error.reason, message=message)
                 await self._abort(error)
             case Exception() | asyncio.CancelledError():
                 log.error("call_failed", exc_info=error)

@@ -9,6 +9,9 @@ from google.protobuf.struct_pb2 import Struct, Value
 
 from bitmill_common.errors import FieldViolation, InvalidArgumentError
 
+# Of floating-point numbers, the larger ones are no longer apart by one; as integers they have up to 309 digits.
+LARGEST_EXACT_INTEGER = 2**53
+
 
 def struct_values(message: Struct, path: str) -> dict[str, Any]:
     """The values of a Struct; whole numbers are int, as in JSON, where a Struct has only floating-point ones.
@@ -36,4 +39,4 @@ def _plain(value: Value, path: str) -> Any:
 def _number(number: float, path: str) -> int | float:
     if not math.isfinite(number):
         raise InvalidArgumentError([FieldViolation(path, f"must be finite, is {number}", "OUT_OF_RANGE")])
-    return int(number) if number.is_integer() else number
+    return int(number) if number.is_integer() and abs(number) <= LARGEST_EXACT_INTEGER else number

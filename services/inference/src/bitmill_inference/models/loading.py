@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bitmill_common.artifact import Device
 from bitmill_common.checkpoint import inspect_checkpoint
-from bitmill_common.errors import FailedPreconditionError
+from bitmill_common.errors import FailedPreconditionError, InvalidArgumentError
 from bitmill_inference.artifacts.artifact_source import ArtifactSource, LocalModel, Source
 from bitmill_inference.models.devices import require_device, require_options
 from bitmill_inference.models.engine_options import EngineOptions, check_consistency, check_engine_options, options_of
@@ -80,7 +80,12 @@ class ModelLoader:
         )
         if entry.state is ModelState.LOADING:
             entry.enter_phase(LoadPhase.WARM_UP)
-        await _warm_up(engine)
+        try:
+            await _warm_up(engine)
+        except InvalidArgumentError as error:
+            # Of a request that nobody made; as when the context has no room for a token.
+            message = f"the model cannot do what it is for: {error.message}"
+            raise FailedPreconditionError("WARM_UP_FAILED", message) from error
         await entry.adapters.restore(engine)
 
 

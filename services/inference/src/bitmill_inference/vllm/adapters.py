@@ -10,6 +10,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from bitmill_common.errors import FailedPreconditionError, InternalError, UnavailableError
 from bitmill_inference.ports import LocalAdapter
+from bitmill_inference.vllm.answers import answered
+from bitmill_inference.vllm.errors import core_is_dead
 
 # How an engine core's client wraps what a call in the core raised: vllm/v1/engine/core.py.
 _FAILED = "Call to add_lora method failed: "
@@ -26,14 +28,16 @@ def lora_request(adapter: LocalAdapter | None) -> LoRARequest | None:
 async def add_adapter(llm: AsyncLLM, adapter: LocalAdapter) -> None:
     """See `Engine.add_adapter`."""
     try:
-        await llm.add_lora(lora_request(adapter))
+        await answered(llm.add_lora(lora_request(adapter)), lambda: core_is_dead(llm))
+    except UnavailableError:
+        raise
     except EngineDeadError as error:
         raise UnavailableError("ENGINE_DIED", "the engine of this model has died") from error
     # The engine core's client knows no other class for what the core's libraries raise.
     except Exception as error:
         with contextlib.suppress(Exception):
             # One that was refused half-way would be there all the same, and fail the first step that uses it.
-            await llm.remove_lora(adapter.adapter_id)
+            await answered(llm.remove_lora(adapter.adapter_id), lambda: core_is_dead(llm))
         reason = str(error).removeprefix(_FAILED)
         message = f"vLLM does not take the adapter {adapter.name!r}: {reason}"
         raise FailedPreconditionError("ADAPTER_REFUSED", message, {"reason": reason}) from error
@@ -43,7 +47,9 @@ async def remove_adapter(llm: AsyncLLM, adapter: LocalAdapter) -> None:
     """See `Engine.remove_adapter`."""
     try:
         # False for one that the engine has forgotten because others were used more recently.
-        await llm.remove_lora(adapter.adapter_id)
+        await answered(llm.remove_lora(adapter.adapter_id), lambda: core_is_dead(llm))
+    except UnavailableError:
+        raise
     except EngineDeadError as error:
         raise UnavailableError("ENGINE_DIED", "the engine of this model has died") from error
     except Exception as error:

@@ -21,8 +21,9 @@ from bitmill_inference.requests.prompts import ChatPrompt, Prompt, prompt_field
 from bitmill_inference.requests.sampling import SamplingParams, structured_path
 from bitmill_inference.vllm import adapters as vllm_adapters
 from bitmill_inference.vllm.admission import VllmQueue
+from bitmill_inference.vllm.answers import answered
 from bitmill_inference.vllm.chat import ChatCall, ChatParsers
-from bitmill_inference.vllm.errors import translated
+from bitmill_inference.vllm.errors import core_is_dead, translated
 from bitmill_inference.vllm.logprobs import LogprobTurns, logprob_kind
 from bitmill_inference.vllm.outputs import Answer, eos_token_ids
 from bitmill_inference.vllm.pooling import Pooling
@@ -192,12 +193,12 @@ class VllmEngine:
     async def sleep(self) -> None:
         """See `Engine.sleep`."""
         with translated("name"):
-            await self._llm.sleep(level=1)
+            await answered(self._llm.sleep(level=1), lambda: core_is_dead(self._llm))
 
     async def wake(self) -> None:
         """See `Engine.wake`."""
         with translated("name"):
-            if not await self._llm.wake_up():
+            if not await answered(self._llm.wake_up(), lambda: core_is_dead(self._llm)):
                 raise InternalError("WAKE_INCOMPLETE", "vLLM did not get all of the model's memory back")
 
     async def died(self) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMClientError, VLLMValidationError
 from vllm.renderers.chat_utils import ChatTemplateResolutionError
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from bitmill_common.errors import (
@@ -43,3 +45,9 @@ def translated(path: str) -> Iterator[None]:
         raise UnavailableError("ENGINE_DIED", "the engine of this model has died") from error
     except EngineGenerateError as error:
         raise InternalError("GENERATION_FAILED", f"vLLM could not generate: {error.__cause__!r}") from error
+
+
+def core_is_dead(llm: AsyncLLM) -> bool:
+    """Whether an engine has lost its engine core, or one of several."""
+    core: Any = llm.engine_core
+    return bool(core.resources.engine_dead)

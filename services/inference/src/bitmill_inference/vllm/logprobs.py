@@ -52,7 +52,9 @@ class LogprobTurns:
             if place.done() and not place.cancelled():
                 self._release()
             else:
-                self._waiting.remove(entry)
+                # Another's admission may have dropped it already.
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(entry)
                 self._admit()
             raise
         return Turn(self._release)
@@ -64,6 +66,10 @@ class LogprobTurns:
     def _admit(self) -> None:
         while self._waiting:
             kind, place = self._waiting[0]
+            if place.cancelled():
+                # Its task has not had its turn yet to take it away.
+                self._waiting.popleft()
+                continue
             if self._running and kind is not self._kind:
                 return
             self._waiting.popleft()

@@ -32,7 +32,8 @@ from bitmill_inference.requests.pooling import (
     input_field,
 )
 from bitmill_inference.requests.prompts import Prompt, TextPrompt
-from bitmill_inference.vllm.errors import translated
+from bitmill_inference.vllm.answers import answered
+from bitmill_inference.vllm.errors import core_is_dead, translated
 from bitmill_inference.vllm.prompts import PromptRenderer
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ _SCORING_TASKS = ("embed", "classify")
 
 async def supported_tasks(llm: AsyncLLM) -> tuple[str, ...]:
     """Returns vLLM's names of what a model does, and "score" where it can compare texts."""
-    tasks: tuple[str, ...] = await llm.get_supported_tasks()
+    tasks: tuple[str, ...] = await answered(llm.get_supported_tasks(), lambda: core_is_dead(llm))
     scoring = llm.model_config.get_pooling_task(tasks) in _SCORING_TASKS and enable_scoring_api(tasks, llm.model_config)
     return (*tasks, SCORE) if scoring else tasks
 

@@ -139,14 +139,19 @@ class PromptRenderer:
         except VLLMValidationError as error:
             violation = FieldViolation(prompt.path, str(error.args[0]), "TEMPLATE_REFUSED")
             raise InvalidArgumentError([violation]) from error
-        # Of the JSON of a call's arguments.
-        except RecursionError as error:
-            violation = FieldViolation(prompt.path, "arguments of a tool call are nested too deeply", "TOO_DEEP")
-            raise InvalidArgumentError([violation]) from error
+        # Of JSON that vLLM reads: others are taken for no arguments, but not what Python's own limits refuse.
+        except (RecursionError, ValueError) as error:
+            description = f"arguments of a tool call are too deep or too long: {error}"
+            raise InvalidArgumentError([FieldViolation(prompt.path, description, "ARGUMENTS_UNREADABLE")]) from error
         if "prompt" in rendered:
             # The template writes the special tokens itself.
-            return TextPrompt(rendered["prompt"], add_special_tokens=False)
+            return TextPrompt(_unicode(rendered["prompt"]), add_special_tokens=False)
         return TokensPrompt(tuple(rendered["prompt_token_ids"]))
+
+
+def _unicode(text: str) -> str:
+    """Returns the text, with U+FFFD for each half of a character, which JSON can spell and no tokenizer takes."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def template_kwargs(prompt: ChatPrompt) -> dict[str, Any]:

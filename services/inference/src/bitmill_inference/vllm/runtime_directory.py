@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 # Short, as the path of a socket has at most 107 bytes, and vLLM's names have 36.
-_PREFIX = "bitmill-inference-"
+_PREFIX = ".bitmill-run-"
+# As `mkdtemp` makes them, and nobody by hand.
+_NAME = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")
 
 
 @contextlib.contextmanager
@@ -48,11 +51,16 @@ def _locked_directory(parent: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    for directory in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # Gone, locked, or another user's.
+    for name in os.listdir(parent):
+        if not _NAME.fullmatch(name):
+            continue
+        directory = parent / name
+        with contextlib.suppress(OSError):  # Gone, locked, another user's, or with something in it that is not ours.
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(directory)
+                for path in directory.iterdir():
+                    path.unlink()
+                directory.rmdir()
             finally:
                 os.close(descriptor)
