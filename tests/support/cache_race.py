@@ -1,20 +1,17 @@
 """A process that holds one artifact of a cache, for tests that race several or kill one. Arguments: a JSON object.
 
 Says on standard output "started", "downloading" when it is the one that downloads, and "ready <fetched>"; ends at the
-end of its standard input. A download writes half of the file, waits for `gate` to exist and writes the rest.
+end of its standard input. A download writes half of the file, waits for a line of standard input and writes the rest.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 from bitmill_common.staging import staged_directory
 from bitmill_inference.artifacts.artifact_cache import ArtifactCache
-
-POLL_S = 0.01
 
 
 def main() -> None:
@@ -27,8 +24,7 @@ def main() -> None:
             writer.write(bytes(size // 2))
             writer.flush()
             say("downloading")
-            while not Path(arguments["gate"]).exists():
-                time.sleep(POLL_S)
+            sys.stdin.readline()
             writer.write(bytes(size - size // 2))
 
     say("started")

@@ -151,5 +151,6 @@ class FakeServer:
 
 
 def _abort(context: grpc.ServicerContext, error: errors.BitmillError, request_id: str) -> NoReturn:
-    context.set_trailing_metadata((("x-request-id", request_id), *grpc_status.trailers(error)))
+    trailers = grpc_status.trailers(error, grpc_status.to_status(error))
+    context.set_trailing_metadata((("x-request-id", request_id), *trailers))
     context.abort(grpc_status.code_of(error), error.message)

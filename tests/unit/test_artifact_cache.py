@@ -320,12 +320,11 @@ def test_a_sweep_removes_the_locks_of_entries_that_are_gone(cache: ArtifactCache
 class Holder:
     """A process of tests/support/cache_race.py."""
 
-    def __init__(self, cache: ArtifactCache, number: int, size: int, gate: Path, max_bytes: int | None = None) -> None:
+    def __init__(self, cache: ArtifactCache, number: int, size: int, max_bytes: int | None = None) -> None:
         arguments = {
             "cache": str(cache.directory),
             "digest": digest(number),
             "size": size,
-            "gate": str(gate),
             "max_bytes": max_bytes,
         }
         script = REPOSITORY / "tests/support/cache_race.py"
@@ -338,6 +337,12 @@ class Holder:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
+    def go_on(self) -> None:
+        """Lets its download end, if it is the one that downloads."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def kill(self) -> None:
         self.process.kill()
         self.close()
@@ -348,8 +353,8 @@ class Holder:
 
 
 @contextmanager
-def holders(count: int, cache: ArtifactCache, number: int, size: int, gate: Path) -> Iterator[list[Holder]]:
-    started = [Holder(cache, number, size, gate) for _ in range(count)]
+def holders(count: int, cache: ArtifactCache, number: int, size: int) -> Iterator[list[Holder]]:
+    started = [Holder(cache, number, size) for _ in range(count)]
     try:
         yield started
     finally:
@@ -358,11 +363,11 @@ def holders(count: int, cache: ArtifactCache, number: int, size: int, gate: Path
                 holder.kill()
 
 
-def test_processes_that_want_one_artifact_download_it_once(cache: ArtifactCache, tmp_path: Path) -> None:
+def test_processes_that_want_one_artifact_download_it_once(cache: ArtifactCache) -> None:
     """The others find it ready, and none removes what any of them uses."""
-    gate = tmp_path / "gate"
-    gate.touch()
-    with holders(4, cache, 1, 200, gate) as racing:
+    with holders(4, cache, 1, 200) as racing:
+        for holder in racing:
+            holder.go_on()
         said = [[holder.says() for _ in range(2)] for holder in racing]
         for holder, lines in zip(racing, said, strict=True):
             if lines[-1] == "downloading":
@@ -378,10 +383,9 @@ def test_processes_that_want_one_artifact_download_it_once(cache: ArtifactCache,
     assert cached(cache) == {2}
 
 
-def test_a_process_killed_while_it_downloads_hands_over_to_one_that_waits(cache: ArtifactCache, tmp_path: Path) -> None:
+def test_a_process_killed_while_it_downloads_hands_over_to_one_that_waits(cache: ArtifactCache) -> None:
     """Its half is swept, its locks died with it."""
-    gate = tmp_path / "gate"
-    with holders(2, cache, 1, 200, gate) as racing:
+    with holders(2, cache, 1, 200) as racing:
         assert [holder.says() for holder in racing] == ["started"] * 2
         with ThreadPoolExecutor() as threads:
             next_lines = [threads.submit(holder.says) for holder in racing]
@@ -390,21 +394,20 @@ def test_a_process_killed_while_it_downloads_hands_over_to_one_that_waits(cache:
             racing[downloader].kill()
             assert next_lines[1 - downloader].result(DEADLINE_S) == "downloading"
         (partial,) = (cache.directory / "artifacts").iterdir()
-        gate.touch()
+        racing[1 - downloader].go_on()
         assert racing[1 - downloader].says() == "ready True"
         assert not partial.exists()
         assert cached(cache) == {1}
 
 
-def test_the_next_start_removes_what_a_killed_process_left(cache: ArtifactCache, tmp_path: Path) -> None:
+def test_the_next_start_removes_what_a_killed_process_left(cache: ArtifactCache) -> None:
     """The partial download and its locks; what a living process downloads stays."""
-    gate = tmp_path / "gate"
-    with holders(1, cache, 1, 100, gate) as (dying,), holders(1, cache, 2, 100, gate) as (living,):
+    with holders(1, cache, 1, 100) as (dying,), holders(1, cache, 2, 100) as (living,):
         assert [holder.says() for holder in (dying, living, dying, living)] == ["started"] * 2 + ["downloading"] * 2
         assert len(list((cache.directory / "artifacts").iterdir())) == 2
         dying.kill()
         cache.sweep()
         assert len(list((cache.directory / "artifacts").iterdir())) == 1
-        gate.touch()
+        living.go_on()
         assert living.says() == "ready True"
         assert cached(cache) == {2}

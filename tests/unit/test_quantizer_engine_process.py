@@ -48,7 +48,7 @@ class Control:
 def engine(directory: Path, *lines: str) -> EngineProcess:
     """An engine whose program is these lines; `request` is what it was asked, `RESULT` a good result."""
     python = directory / "python"
-    head = [f"#!{sys.executable}", "import json, os, signal, subprocess, sys, time", EMIT]
+    head = [f"#!{sys.executable}", "import json, os, signal, subprocess, sys", EMIT]
     known = ["request = json.load(open(sys.argv[-1]))", f"RESULT = json.loads({json.dumps(RESULT)!r})"]
     python.write_text("\n".join([*head, *known, *lines]))
     python.chmod(0o755)
@@ -129,8 +129,8 @@ def test_an_engine_sees_no_secrets_of_the_server(tmp_path: Path, monkeypatch: py
         (["emit(**RESULT)", "sys.exit(9)"], InternalError, "ENGINE_CRASHED", "status 9"),
         (["os.abort()"], InternalError, "ENGINE_CRASHED", "SIGABRT"),
         (['sys.stdout.write(\'{"event": "res\'); sys.stdout.flush()'], InternalError, "ENGINE_CRASHED", "no result"),
-        (["print('x' * (2 << 20), end='', flush=True); time.sleep(60)"], InternalError, "ENGINE_PROTOCOL", "1048576"),
-        (["print('[1]', flush=True); time.sleep(60)"], InternalError, "ENGINE_PROTOCOL", "no event"),
+        (["print('x' * (2 << 20), end='', flush=True); signal.pause()"], InternalError, "ENGINE_PROTOCOL", "1048576"),
+        (["print('[1]', flush=True); signal.pause()"], InternalError, "ENGINE_PROTOCOL", "no event"),
         (["del RESULT['versions']", "emit(**RESULT)"], InternalError, "ENGINE_PROTOCOL", "versions"),
         (
             ["emit(event='error', reason='OUT_OF_MEMORY', message='too big')", "sys.exit(1)"],

@@ -82,13 +82,13 @@ def to_status(error: errors.BitmillError) -> status_pb2.Status:
     return status
 
 
-def trailers(error: errors.BitmillError) -> tuple[tuple[str, str | bytes], ...]:
-    """Returns what goes with an error's code and text: its status, and for UNAVAILABLE when gRPC may send it again.
+def trailers(error: errors.BitmillError, status: status_pb2.Status) -> tuple[tuple[str, str | bytes], ...]:
+    """Returns what goes with an error's code and text: its `status`, and for UNAVAILABLE when gRPC may send it again.
 
     A client whose service config retries the call waits that long by itself, or not at all where `retry_after` is more
     than `LONGEST_PUSHBACK`: a refusal says more than a deadline that passes in silence.
     """
-    details = (STATUS_DETAILS_KEY, to_status(error).SerializeToString())
+    details = (STATUS_DETAILS_KEY, status.SerializeToString())
     if not isinstance(error, errors.UnavailableError):
         return (details,)
     wait = error.retry_after // timedelta(milliseconds=1) if error.retry_after <= LONGEST_PUSHBACK else -1

@@ -148,8 +148,9 @@ class _Call:
         log.info("call_finished", code=code.name, duration_ms=round(seconds * 1000, 1), **fields)
 
     async def _abort(self, error: errors.BitmillError) -> NoReturn:
-        trailers = ((REQUEST_ID_KEY, self._request_id), *grpc_status.trailers(error))
-        await self._context.abort(grpc_status.code_of(error), grpc_status.to_status(error).message, trailers)
+        status = grpc_status.to_status(error)
+        trailers = ((REQUEST_ID_KEY, self._request_id), *grpc_status.trailers(error, status))
+        await self._context.abort(grpc_status.code_of(error), status.message, trailers)
 
 
 def _task_is_cancelled() -> bool:

@@ -244,8 +244,9 @@ class Adapters:
         try:
             with self._hold() as engine:
                 await engine.remove_adapter(local)
-        except UnavailableError:
-            pass  # An engine that has died, or whose model is being unloaded, has no adapter any more.
+        except UnavailableError as error:
+            # Died, or on its way out with its model: either way it has no adapter any more.
+            log.info("adapter_gone_with_engine", model=self._model, adapter=local.name, reason=error.reason)
         except BitmillError as error:
             log.warning("adapter_not_removed", model=self._model, adapter=local.name, message=error.message)
 
