@@ -11,13 +11,14 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 QUANTIZER := services/quantizer
 INFERENCE := services/inference
+KIT := services/quantizer/engines/kit
 ENGINE := services/quantizer/engines/llmcompressor
 PACKAGES := clients/python services/common $(QUANTIZER) $(INFERENCE)
-SOURCES := clients/python/src services/common/src $(QUANTIZER)/src $(INFERENCE)/src $(ENGINE)/src
+SOURCES := clients/python/src services/common/src $(QUANTIZER)/src $(INFERENCE)/src $(KIT)/src $(ENGINE)/src
 EXAMPLE := build/checkpoints/smollm2-135m-instruct
 PROTO_FILES = $(shell find protos -name '*.proto' | sort)
 COMPILE := .venv/bin/uv pip compile -q --no-header --no-annotate --python-version 3.11 \
-  --python-platform x86_64-manylinux_2_35 --no-emit-package bitmill --no-emit-package bitmill-common
+  --python-platform x86_64-manylinux_2_35 --no-emit-package bitmill --no-emit-package bitmill-common --no-emit-package bitmill-engine-kit
 
 .PHONY: help
 help: ## list the targets
@@ -85,8 +86,8 @@ $(QUANTIZER)/.venv/.ready: $(QUANTIZER)/requirements.lock $(QUANTIZER)/pyproject
 $(INFERENCE)/.venv/.ready: $(INFERENCE)/requirements-$(DEVICE).lock $(INFERENCE)/pyproject.toml
 	$(call make_environment,$(@D),$<,clients/python services/common $(INFERENCE))
 
-$(ENGINE)/.venv/.ready: $(ENGINE)/requirements-$(DEVICE).lock $(ENGINE)/pyproject.toml
-	$(call make_environment,$(@D),$<,$(ENGINE))
+$(ENGINE)/.venv/.ready: $(ENGINE)/requirements-$(DEVICE).lock $(ENGINE)/pyproject.toml $(KIT)/pyproject.toml
+	$(call make_environment,$(@D),$<,$(KIT) $(ENGINE))
 
 $(EXAMPLE)/config.json: $(ENGINE)/.venv/.ready
 	$(ENGINE)/.venv/bin/python examples/make_example_checkpoint.py $(@D)

@@ -147,7 +147,7 @@ class Bench:
     def _request(
         self, operation: str, calibration: dict[str, int] | None = None, group_size: int = 128, **fields: Any
     ) -> Path:
-        request = {"protocol_version": 1, "operation": operation, **fields}
+        request = {"protocol_version": 2, "operation": operation, **fields}
         if calibration:
             request |= {"recipe": RECIPE | {"group_size": group_size}, "calibration": {"path": None, **calibration}}
         path = self._scratch / f"{operation}.json"

@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
 def engine(arguments: argparse.Namespace, scratch: Path, request: dict[str, Any]) -> tuple[dict[str, Any], float]:
     """Runs the engine and returns its result and its seconds from start to end."""
     path = scratch / "request.json"
-    path.write_text(json.dumps({"protocol_version": 1, **request}), encoding="utf-8")
+    path.write_text(json.dumps({"protocol_version": 2, **request}), encoding="utf-8")
     start = time.monotonic()
     process = subprocess.run(
         [arguments.engine_python, "-m", "bitmill_engine_llmcompressor", str(path)],

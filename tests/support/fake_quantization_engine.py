@@ -119,8 +119,16 @@ def _succeed(request: dict[str, Any]) -> int:
         _emit(
             "result",
             versions={"fake-engine": "1.0"},
-            calibration_digest=f"sha256:{'c' * 64}",
-            num_calibration_tokens=64,
+            format="compressed-tensors",
+            calibration={
+                "digest": f"sha256:{'c' * 64}",
+                "num_samples": 4,
+                "num_tokens": 64,
+                "num_documents": 2,
+                "uncalibrated_modules": [],
+            },
+            modules=[{"name": "model.layers.0.mlp.up_proj", "scheme": "W4A16", "group_size": 32, "loss": 0.5}],
+            sensitivities=[],
             num_quantized_modules=14,
             peak_memory_bytes=1,
         )
@@ -130,6 +138,9 @@ def _succeed(request: dict[str, Any]) -> int:
             source_perplexity=10.0,
             artifact_perplexity=10.5,
             mean_kl_divergence=0.02,
+            p99_kl_divergence=0.2,
+            top1_agreement=0.9,
+            layer_losses=[{"layer": "model.layers.0", "relative_error": 0.01}],
             num_tokens=request["num_tokens"],
             peak_memory_bytes=1,
         )

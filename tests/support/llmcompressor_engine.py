@@ -38,17 +38,23 @@ def quantize_request(source_dir: Path, output_dir: Path, **changes: Any) -> dict
     """A request that the tiny checkpoints take; `changes` override fields of the recipe and the calibration."""
     recipe = {
         "scheme": "W4A16",
+        "algorithm": "GPTQ",
         "group_size": 32,
         "symmetric": True,
+        "activation_order": "NONE",
         "ignore": ["lm_head"],
+        "rules": [],
+        "kv_cache": None,
+        "smoothing_strength": 0,
+        "adaptive": None,
         "dampening_frac": 0.01,
         "seed": 0,
     }
-    calibration = {"path": None, "num_samples": 16, "max_sequence_length": 128}
+    calibration = {"path": None, "packing": "CONCATENATE", "num_samples": 16, "max_sequence_length": 128}
     unknown = changes.keys() - recipe.keys() - calibration.keys()
     assert not unknown, unknown
     return {
-        "protocol_version": 1,
+        "protocol_version": 2,
         "operation": "quantize",
         "source_dir": str(source_dir),
         "output_dir": str(output_dir),
@@ -59,7 +65,7 @@ def quantize_request(source_dir: Path, output_dir: Path, **changes: Any) -> dict
 
 def evaluate_request(source_dir: Path, model_dir: Path, num_tokens: int = 700, window: int = 256) -> dict[str, Any]:
     return {
-        "protocol_version": 1,
+        "protocol_version": 2,
         "operation": "evaluate",
         "source_dir": str(source_dir),
         "model_dir": str(model_dir),

@@ -6,17 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bitmill_common.artifact import (
-    ArtifactFile,
-    Calibration,
-    Device,
-    DeviceSupport,
-    Evaluation,
-    Manifest,
-    Recipe,
-    Scheme,
-)
+from bitmill_common.artifact import ArtifactFile, Device, DeviceSupport, Manifest
 from bitmill_common.manifest import content_digest
+from bitmill_common.measurements import CalibrationUse, Evaluation
+from bitmill_common.recipes import Calibration, Recipe, Scheme
 
 DEFAULT_FILES = (ArtifactFile("config.json", 2, "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"),)
 
@@ -42,7 +35,7 @@ def make_manifest(
         source_size_bytes=1000,
         recipe=recipe,
         calibration=Calibration(num_samples=32, max_sequence_length=512),
-        calibration_digest="sha256:" + "2" * 64,
+        calibration_use=CalibrationUse("sha256:" + "2" * 64),
         devices=tuple(devices),
         evaluation=Evaluation(20.5, 21.25, 0.03125, 4096),
         engine="llmcompressor",

@@ -15,7 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bitmill_engine_llmcompressor.builtin_text import held_out_documents
+from bitmill_engine_kit.builtin_text import held_out_documents
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bitmill_engine_llmcompressor.calibration import build_samples
-from bitmill_engine_llmcompressor.protocol import QuantizeRequest, parse_request
+from bitmill_engine_kit.calibration import build_samples
+from bitmill_engine_kit.protocol import QuantizeRequest, parse_request
 from bitmill_engine_llmcompressor.recipes import quantization_scheme
 
 

@@ -13,18 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitmill_common.artifact import (
-    ArtifactFile,
-    Calibration,
-    Device,
-    DeviceSupport,
-    Evaluation,
-    Manifest,
-    Recipe,
-    Scheme,
-)
+from bitmill_common.artifact import ArtifactFile, Device, DeviceSupport, Manifest
 from bitmill_common.errors import DataLossError, FailedPreconditionError
 from bitmill_common.manifest import content_digest, from_json, to_json
+from bitmill_common.measurements import Evaluation
+from bitmill_common.recipes import Calibration, Recipe, Scheme
 from support.manifests import make_manifest
 
 URI = "s3://bucket/artifacts/a/1/manifest.json"

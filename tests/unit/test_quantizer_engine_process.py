@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bitmill_common.artifact import Calibration, Recipe, Scheme
 from bitmill_common.errors import BitmillError, FailedPreconditionError, InternalError
+from bitmill_common.recipes import Calibration, Recipe, Scheme
 from bitmill_quantizer.engine_process import EngineProcess
 from bitmill_quantizer.jobs import JobCancelledError, Progress
 from bitmill_quantizer.ports import QuantizeOutcome

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bitmill_common.artifact import Calibration, Device, DeviceSupport, Recipe, Scheme
+from bitmill_common.artifact import Device, DeviceSupport
 from bitmill_common.checkpoint import Checkpoint, inspect_checkpoint
 from bitmill_common.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from bitmill_common.recipes import Calibration, Recipe, Scheme
 from bitmill_common.stores import Stores
 from bitmill_quantizer import preflight
 from bitmill_quantizer.preflight import Problem

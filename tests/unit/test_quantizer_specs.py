@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitmill_common.artifact import Calibration, Recipe, Scheme
+from bitmill_common.recipes import Calibration, Recipe, Scheme
 from bitmill_quantizer.specs import QuantizationSpec, SpecDraft, complete
 
 DRAFT = SpecDraft(source_uri="file:///models/tiny", artifact_name="tiny", scheme=Scheme.W4A16)

@@ -1,4 +1,4 @@
-"""What an artifact is: recipe, files, manifest. Plain data; the manifest's JSON form is in `manifest.py`."""
+"""What an artifact is: its files and its manifest. Plain data; the manifest's JSON form is in `manifest.py`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from bitmill_common.measurements import (
+    CalibrationUse,
+    Evaluation,
+    ModuleResult,
+    PhaseCost,
+    Sensitivity,
+    Verification,
+)
+from bitmill_common.recipes import Calibration, Recipe
 
-class Scheme(enum.Enum):
-    """How weights and activations are stored; the values are llm-compressor's and vLLM's names."""
-
-    W4A16 = "W4A16"
-    W8A16 = "W8A16"
-    W8A8_INT8 = "W8A8_INT8"
+COMPRESSED_TENSORS = "compressed-tensors"
+GPTQ_FORMAT = "gptq"
+"""Layouts of a quantized model directory, by vLLM's names of the quantization method."""
 
 
 class Device(enum.Enum):
@@ -36,31 +42,6 @@ class DeviceSupport:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to quantize, every default filled in.
-
-    `group_size`: input channels per scale, -1 for one scale per output channel. `ignore`: layer names, or regular
-    expressions after "re:". `dampening_frac`: GPTQ damping as a fraction of the mean diagonal of the Hessian.
-    """
-
-    scheme: Scheme
-    group_size: int
-    symmetric: bool = True
-    ignore: tuple[str, ...] = ("lm_head",)
-    dampening_frac: float = 0.01
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What GPTQ sees: `num_samples` samples of `max_sequence_length` tokens; no `uri`: Python's own documentation."""
-
-    uri: str = ""
-    num_samples: int = 512
-    max_sequence_length: int = 2048
-
-
-@dataclass(frozen=True)
 class ArtifactFile:
     """One file: path inside the artifact, size in bytes, SHA-256 in hexadecimal."""
 
@@ -70,19 +51,11 @@ class ArtifactFile:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Held-out perplexity of source and artifact, mean KL(source || artifact) in nats, and the tokens behind them."""
-
-    source_perplexity: float
-    artifact_perplexity: float
-    mean_kl_divergence: float
-    num_tokens: int
-
-
-@dataclass(frozen=True)
 class Manifest:
     """Everything known about an artifact except where it lies. `digest` is that of `files`, so of the content alone.
 
+    `format` is the layout of the files. `calibration_use` is None when the recipe needed no data; `verification` when
+    the server was not told how. `modules` has what became of each layer, `sensitivities` what ADAPTIVE measured.
     `engine_options`: how to serve it, in vLLM's terms, where LoadModel does not say; JSON values. None: nothing.
     """
 
@@ -94,7 +67,6 @@ class Manifest:
     source_size_bytes: int
     recipe: Recipe
     calibration: Calibration
-    calibration_digest: str
     devices: tuple[DeviceSupport, ...]
     evaluation: Evaluation
     engine: str
@@ -102,6 +74,12 @@ class Manifest:
     create_time: datetime
     versions: dict[str, str] = field(default_factory=dict)
     engine_options: Mapping[str, Any] | None = None
+    format: str = COMPRESSED_TENSORS
+    calibration_use: CalibrationUse | None = None
+    modules: tuple[ModuleResult, ...] = ()
+    sensitivities: tuple[Sensitivity, ...] = ()
+    phase_costs: tuple[PhaseCost, ...] = ()
+    verification: Verification | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -15,17 +15,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bitmill_common import uris
-from bitmill_common.artifact import (
-    ArtifactFile,
-    Calibration,
-    Device,
-    DeviceSupport,
-    Evaluation,
-    Manifest,
-    Recipe,
-    Scheme,
-)
+from bitmill_common.artifact import ArtifactFile, Device, DeviceSupport, Manifest
 from bitmill_common.errors import DataLossError, FailedPreconditionError
+from bitmill_common.measurements import CalibrationUse, Evaluation
+from bitmill_common.recipes import Calibration, Recipe, Scheme
 from bitmill_common.safetensors import require_unicode
 
 FORMAT_VERSION = 1
@@ -58,7 +51,7 @@ def to_json(manifest: Manifest) -> bytes:
             "uri": manifest.calibration.uri,
             "num_samples": manifest.calibration.num_samples,
             "max_sequence_length": manifest.calibration.max_sequence_length,
-            "digest": manifest.calibration_digest,
+            "digest": manifest.calibration_use.digest if manifest.calibration_use else "",
         },
         "devices": [
             {"device": support.device.value, "min_compute_capability": support.min_compute_capability}
@@ -141,7 +134,7 @@ def _parse(document: Mapping[str, object]) -> Manifest:
             num_samples=_take_count(calibration, "num_samples", bits=32),
             max_sequence_length=_take_count(calibration, "max_sequence_length", bits=32),
         ),
-        calibration_digest=_take(calibration, "digest", str),
+        calibration_use=CalibrationUse(_take(calibration, "digest", str)),
         devices=tuple(_parse_device(device) for device in _take(document, "devices", list)),
         evaluation=_parse_evaluation(_take(document, "evaluation", dict)),
         engine=_take(document, "engine", str),

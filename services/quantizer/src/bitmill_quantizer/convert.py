@@ -9,17 +9,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from bitmill.artifact.v1 import artifact_pb2, artifact_service_pb2, recipe_pb2
 from bitmill.quantizer.v1 import quantization_job_pb2, quantizer_service_pb2
-from bitmill_common.artifact import (
-    Calibration,
-    Device,
-    DeviceSupport,
-    Evaluation,
-    Manifest,
-    Recipe,
-    Scheme,
-)
+from bitmill_common.artifact import Device, DeviceSupport, Manifest
 from bitmill_common.artifacts import FileFault, FileFaultKind
 from bitmill_common.errors import FieldViolation, InvalidArgumentError
+from bitmill_common.measurements import Evaluation
+from bitmill_common.recipes import Calibration, Recipe, Scheme
 from bitmill_common.structs import struct_values
 from bitmill_quantizer.jobs import Job, JobError, JobEvent, JobPhase, JobState, Progress
 from bitmill_quantizer.planner import Plan
@@ -170,7 +164,7 @@ def artifact_proto(uri: str, manifest: Manifest, *, with_files: bool = True) -> 
         source_size_bytes=manifest.source_size_bytes,
         recipe=_recipe_proto(manifest.recipe),
         calibration=_calibration_proto(manifest.calibration),
-        calibration_digest=manifest.calibration_digest,
+        calibration_digest=manifest.calibration_use.digest if manifest.calibration_use else "",
         devices=_device_protos(manifest.devices),
         evaluation=_evaluation_proto(manifest.evaluation),
         engine=manifest.engine,

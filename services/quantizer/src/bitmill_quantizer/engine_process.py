@@ -15,12 +15,13 @@ from typing import IO, Any, cast
 
 import structlog
 
-from bitmill_common.artifact import Calibration, Evaluation, Recipe
 from bitmill_common.errors import FailedPreconditionError, InternalError
+from bitmill_common.recipes import Calibration, Recipe
+from bitmill_quantizer import engine_messages
 from bitmill_quantizer.jobs import Progress
 from bitmill_quantizer.ports import EvaluateOutcome, JobControl, QuantizeOutcome
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_EVENT_BYTES = 1 << 20
 _POLL_S = 0.25
 _TERM_GRACE_S = 2.0
@@ -75,29 +76,12 @@ class EngineProcess:
             "operation": "quantize",
             "source_dir": str(source_dir),
             "output_dir": str(output_dir),
-            "recipe": {
-                "scheme": recipe.scheme.value,
-                "group_size": recipe.group_size,
-                "symmetric": recipe.symmetric,
-                "ignore": list(recipe.ignore),
-                "dampening_frac": recipe.dampening_frac,
-                "seed": recipe.seed,
-            },
-            "calibration": {
-                "path": calibration_path and str(calibration_path),
-                "num_samples": calibration.num_samples,
-                "max_sequence_length": calibration.max_sequence_length,
-            },
+            "recipe": engine_messages.recipe_json(recipe),
+            "calibration": engine_messages.calibration_json(calibration, calibration_path),
         }
         result = self._run(request, output_dir.parent, control)
         with _as_engine_fault(self.name):
-            return QuantizeOutcome(
-                versions={str(name): str(version) for name, version in result["versions"].items()},
-                calibration_digest=str(result["calibration_digest"]),
-                num_quantized_modules=int(result["num_quantized_modules"]),
-                peak_memory_bytes=int(result.get("peak_memory_bytes", 0)),
-                num_calibration_tokens=int(result.get("num_calibration_tokens", 0)),
-            )
+            return engine_messages.parse_quantize_result(result)
 
     def evaluate(
         self, source_dir: Path, model_dir: Path, num_tokens: int, window: int, control: JobControl
@@ -112,13 +96,7 @@ class EngineProcess:
         }
         result = self._run(request, model_dir.parent, control)
         with _as_engine_fault(self.name):
-            evaluation = Evaluation(
-                source_perplexity=float(result["source_perplexity"]),
-                artifact_perplexity=float(result["artifact_perplexity"]),
-                mean_kl_divergence=float(result["mean_kl_divergence"]),
-                num_tokens=int(result["num_tokens"]),
-            )
-            return EvaluateOutcome(evaluation, int(result.get("peak_memory_bytes", 0)))
+            return engine_messages.parse_evaluate_result(result)
 
     def _run(self, request: dict[str, object], directory: Path, control: JobControl) -> Event:
         self.require_installed()

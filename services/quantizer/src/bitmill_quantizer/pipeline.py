@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bitmill_common import uris
-from bitmill_common.artifact import ArtifactFile, DeviceSupport, Evaluation, Manifest
+from bitmill_common.artifact import ArtifactFile, DeviceSupport, Manifest
 from bitmill_common.artifacts import (
     artifact_path,
     describe_files,
@@ -28,6 +28,7 @@ from bitmill_common.artifacts import (
 from bitmill_common.checkpoint import inspect_checkpoint
 from bitmill_common.errors import FailedPreconditionError, InternalError, NotFoundError, UnavailableError
 from bitmill_common.manifest import content_digest
+from bitmill_common.measurements import Evaluation
 from bitmill_common.object_store import ObjectInfo, ObjectStore
 from bitmill_common.stores import Stores
 from bitmill_quantizer import preflight
@@ -231,7 +232,10 @@ def save(
         source_size_bytes=fetched.source_size_bytes,
         recipe=job.spec.recipe,
         calibration=job.spec.calibration,
-        calibration_digest=quantized.outcome.calibration_digest,
+        calibration_use=quantized.outcome.calibration_use,
+        format=quantized.outcome.format,
+        modules=quantized.outcome.modules,
+        sensitivities=quantized.outcome.sensitivities,
         devices=checked.devices,
         evaluation=evaluation,
         engine=shop.engine.name,

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from bitmill_common.artifact import Calibration, Evaluation, Recipe
+from bitmill_common.artifact import COMPRESSED_TENSORS
+from bitmill_common.measurements import CalibrationUse, Evaluation, ModuleResult, Sensitivity
+from bitmill_common.recipes import Calibration, Recipe
 from bitmill_quantizer.jobs import History, Job, JobList, JobPhase, JobPosition, JobState, Progress
 from bitmill_quantizer.specs import QuantizationSpec
 
@@ -48,13 +50,16 @@ class JobControl(Protocol):
 
 @dataclass(frozen=True)
 class QuantizeOutcome:
-    """What an engine tells of its work. `calibration_digest` is that of the token ids really used."""
+    """What an engine tells of its work. `calibration_use` is None when the recipe needed no data."""
 
     versions: dict[str, str]
-    calibration_digest: str
     num_quantized_modules: int
+    format: str = COMPRESSED_TENSORS
+    calibration_use: CalibrationUse | None = None
+    modules: tuple[ModuleResult, ...] = ()
+    sensitivities: tuple[Sensitivity, ...] = ()
     peak_memory_bytes: int = 0
-    num_calibration_tokens: int = 0
+    peak_device_memory_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class EvaluateOutcome:
 
     evaluation: Evaluation
     peak_memory_bytes: int = 0
+    peak_device_memory_bytes: int = 0
 
 
 class Engine(Protocol):

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bitmill_common.artifact import Calibration, Recipe
 from bitmill_common.checkpoint import Checkpoint
 from bitmill_common.errors import BitmillError, FailedPreconditionError, FieldViolation, InvalidArgumentError
+from bitmill_common.recipes import Calibration, Recipe
 from bitmill_quantizer.schemes import GROUP_SIZES, PER_CHANNEL, TRAITS
 from bitmill_quantizer.specs import MIN_SEQUENCE_LENGTH, REGEX_PREFIX
 

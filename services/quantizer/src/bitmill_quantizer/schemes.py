@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bitmill_common.artifact import Device, DeviceSupport, Recipe, Scheme
+from bitmill_common.artifact import Device, DeviceSupport
+from bitmill_common.recipes import Recipe, Scheme
 
 PER_CHANNEL = -1
 """The group size that stands for one scale per output channel."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bitmill_common.artifact import Calibration, Recipe, Scheme
 from bitmill_common.errors import FieldViolation
+from bitmill_common.recipes import Calibration, Recipe, Scheme
 from bitmill_quantizer.schemes import GROUP_SIZES, PER_CHANNEL, TRAITS
 
 DEFAULT_IGNORE = ("lm_head",)

@@ -22,12 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from bitmill.artifact.v1 import measurement_pb2 as bitmill_dot_artifact_dot_v1_dot_measurement__pb2
 from bitmill.artifact.v1 import recipe_pb2 as bitmill_dot_artifact_dot_v1_dot_recipe__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"bitmill/artifact/v1/artifact.proto\x12\x13\x62itmill.artifact.v1\x1a bitmill/artifact/v1/recipe.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\\\n\rDeviceSupport\x12+\n\x06\x64\x65vice\x18\x01 \x01(\x0e\x32\x1b.bitmill.artifact.v1.Device\x12\x1e\n\x16min_compute_capability\x18\x02 \x01(\r\"@\n\x0c\x41rtifactFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"t\n\nEvaluation\x12\x19\n\x11source_perplexity\x18\x01 \x01(\x01\x12\x1b\n\x13\x61rtifact_perplexity\x18\x02 \x01(\x01\x12\x1a\n\x12mean_kl_divergence\x18\x03 \x01(\x01\x12\x12\n\nnum_tokens\x18\x04 \x01(\x04\"\x9d\x05\n\x08\x41rtifact\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x30\n\x05\x66iles\x18\x05 \x03(\x0b\x32!.bitmill.artifact.v1.ArtifactFile\x12\x12\n\nsource_uri\x18\x06 \x01(\t\x12\x15\n\rsource_digest\x18\x07 \x01(\t\x12\x19\n\x11source_size_bytes\x18\x08 \x01(\x04\x12+\n\x06recipe\x18\t \x01(\x0b\x32\x1b.bitmill.artifact.v1.Recipe\x12\x35\n\x0b\x63\x61libration\x18\n \x01(\x0b\x32 .bitmill.artifact.v1.Calibration\x12\x1a\n\x12\x63\x61libration_digest\x18\x0b \x01(\t\x12\x33\n\x07\x64\x65vices\x18\x0c \x03(\x0b\x32\".bitmill.artifact.v1.DeviceSupport\x12\x33\n\nevaluation\x18\r \x01(\x0b\x32\x1f.bitmill.artifact.v1.Evaluation\x12\x0e\n\x06\x65ngine\x18\x0e \x01(\t\x12=\n\x08versions\x18\x0f \x03(\x0b\x32+.bitmill.artifact.v1.Artifact.VersionsEntry\x12\x0e\n\x06job_id\x18\x10 \x01(\t\x12/\n\x0b\x63reate_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0e\x65ngine_options\x18\x12 \x01(\x0b\x32\x17.google.protobuf.Struct\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*A\n\x06\x44\x65vice\x12\x16\n\x12\x44\x45VICE_UNSPECIFIED\x10\x00\x12\x0e\n\nDEVICE_CPU\x10\x01\x12\x0f\n\x0b\x44\x45VICE_CUDA\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"bitmill/artifact/v1/artifact.proto\x12\x13\x62itmill.artifact.v1\x1a%bitmill/artifact/v1/measurement.proto\x1a bitmill/artifact/v1/recipe.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\\\n\rDeviceSupport\x12+\n\x06\x64\x65vice\x18\x01 \x01(\x0e\x32\x1b.bitmill.artifact.v1.Device\x12\x1e\n\x16min_compute_capability\x18\x02 \x01(\r\"@\n\x0c\x41rtifactFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\xdd\x01\n\nEvaluation\x12\x19\n\x11source_perplexity\x18\x01 \x01(\x01\x12\x1b\n\x13\x61rtifact_perplexity\x18\x02 \x01(\x01\x12\x1a\n\x12mean_kl_divergence\x18\x03 \x01(\x01\x12\x12\n\nnum_tokens\x18\x04 \x01(\x04\x12\x19\n\x11p99_kl_divergence\x18\x05 \x01(\x01\x12\x16\n\x0etop1_agreement\x18\x06 \x01(\x01\x12\x34\n\x0clayer_losses\x18\x07 \x03(\x0b\x32\x1e.bitmill.artifact.v1.LayerLoss\"\xc6\x07\n\x08\x41rtifact\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x30\n\x05\x66iles\x18\x05 \x03(\x0b\x32!.bitmill.artifact.v1.ArtifactFile\x12\x12\n\nsource_uri\x18\x06 \x01(\t\x12\x15\n\rsource_digest\x18\x07 \x01(\t\x12\x19\n\x11source_size_bytes\x18\x08 \x01(\x04\x12+\n\x06recipe\x18\t \x01(\x0b\x32\x1b.bitmill.artifact.v1.Recipe\x12\x35\n\x0b\x63\x61libration\x18\n \x01(\x0b\x32 .bitmill.artifact.v1.Calibration\x12\x1a\n\x12\x63\x61libration_digest\x18\x0b \x01(\t\x12\x33\n\x07\x64\x65vices\x18\x0c \x03(\x0b\x32\".bitmill.artifact.v1.DeviceSupport\x12\x33\n\nevaluation\x18\r \x01(\x0b\x32\x1f.bitmill.artifact.v1.Evaluation\x12\x0e\n\x06\x65ngine\x18\x0e \x01(\t\x12=\n\x08versions\x18\x0f \x03(\x0b\x32+.bitmill.artifact.v1.Artifact.VersionsEntry\x12\x0e\n\x06job_id\x18\x10 \x01(\t\x12/\n\x0b\x63reate_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0e\x65ngine_options\x18\x12 \x01(\x0b\x32\x17.google.protobuf.Struct\x12<\n\x0f\x63\x61libration_use\x18\x13 \x01(\x0b\x32#.bitmill.artifact.v1.CalibrationUse\x12\x32\n\x07modules\x18\x14 \x03(\x0b\x32!.bitmill.artifact.v1.ModuleResult\x12\x37\n\rsensitivities\x18\x15 \x03(\x0b\x32 .bitmill.artifact.v1.Sensitivity\x12\x33\n\x0bphase_costs\x18\x16 \x03(\x0b\x32\x1e.bitmill.artifact.v1.PhaseCost\x12\x37\n\x0cverification\x18\x17 \x01(\x0b\x32!.bitmill.artifact.v1.Verification\x12\x0e\n\x06\x66ormat\x18\x18 \x01(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*A\n\x06\x44\x65vice\x12\x16\n\x12\x44\x45VICE_UNSPECIFIED\x10\x00\x12\x0e\n\nDEVICE_CPU\x10\x01\x12\x0f\n\x0b\x44\x45VICE_CUDA\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,16 +37,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ARTIFACT_VERSIONSENTRY']._loaded_options = None
   _globals['_ARTIFACT_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_DEVICE']._serialized_start=1106
-  _globals['_DEVICE']._serialized_end=1171
-  _globals['_DEVICESUPPORT']._serialized_start=156
-  _globals['_DEVICESUPPORT']._serialized_end=248
-  _globals['_ARTIFACTFILE']._serialized_start=250
-  _globals['_ARTIFACTFILE']._serialized_end=314
-  _globals['_EVALUATION']._serialized_start=316
-  _globals['_EVALUATION']._serialized_end=432
-  _globals['_ARTIFACT']._serialized_start=435
-  _globals['_ARTIFACT']._serialized_end=1104
-  _globals['_ARTIFACT_VERSIONSENTRY']._serialized_start=1057
-  _globals['_ARTIFACT_VERSIONSENTRY']._serialized_end=1104
+  _globals['_DEVICE']._serialized_start=1548
+  _globals['_DEVICE']._serialized_end=1613
+  _globals['_DEVICESUPPORT']._serialized_start=195
+  _globals['_DEVICESUPPORT']._serialized_end=287
+  _globals['_ARTIFACTFILE']._serialized_start=289
+  _globals['_ARTIFACTFILE']._serialized_end=353
+  _globals['_EVALUATION']._serialized_start=356
+  _globals['_EVALUATION']._serialized_end=577
+  _globals['_ARTIFACT']._serialized_start=580
+  _globals['_ARTIFACT']._serialized_end=1546
+  _globals['_ARTIFACT_VERSIONSENTRY']._serialized_start=1499
+  _globals['_ARTIFACT_VERSIONSENTRY']._serialized_end=1546
 # @@protoc_insertion_point(module_scope)

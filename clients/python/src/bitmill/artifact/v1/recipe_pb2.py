@@ -24,17 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n bitmill/artifact/v1/recipe.proto\x12\x13\x62itmill.artifact.v1\"\xdf\x01\n\x06Recipe\x12+\n\x06scheme\x18\x01 \x01(\x0e\x32\x1b.bitmill.artifact.v1.Scheme\x12\x17\n\ngroup_size\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\tsymmetric\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x06ignore\x18\x04 \x03(\t\x12\x1b\n\x0e\x64\x61mpening_frac\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x03\x88\x01\x01\x42\r\n\x0b_group_sizeB\x0c\n\n_symmetricB\x11\n\x0f_dampening_fracB\x07\n\x05_seed\"~\n\x0b\x43\x61libration\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\x18\n\x0bnum_samples\x18\x02 \x01(\rH\x00\x88\x01\x01\x12 \n\x13max_sequence_length\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_num_samplesB\x16\n\x14_max_sequence_length*Z\n\x06Scheme\x12\x16\n\x12SCHEME_UNSPECIFIED\x10\x00\x12\x10\n\x0cSCHEME_W4A16\x10\x01\x12\x10\n\x0cSCHEME_W8A16\x10\x02\x12\x14\n\x10SCHEME_W8A8_INT8\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n bitmill/artifact/v1/recipe.proto\x12\x13\x62itmill.artifact.v1\"\xcb\x01\n\nModuleRule\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12+\n\x06scheme\x18\x02 \x01(\x0e\x32\x1b.bitmill.artifact.v1.Scheme\x12\x17\n\ngroup_size\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\tsymmetric\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x31\n\talgorithm\x18\x05 \x01(\x0e\x32\x1e.bitmill.artifact.v1.AlgorithmB\r\n\x0b_group_sizeB\x0c\n\n_symmetric\"h\n\x11\x41\x64\x61ptiveCandidate\x12+\n\x06scheme\x18\x01 \x01(\x0e\x32\x1b.bitmill.artifact.v1.Scheme\x12\x17\n\ngroup_size\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_group_size\"\xba\x01\n\x0e\x41\x64\x61ptiveSearch\x12:\n\ncandidates\x18\x01 \x03(\x0b\x32&.bitmill.artifact.v1.AdaptiveCandidate\x12\x18\n\x0emax_size_bytes\x18\x02 \x01(\x04H\x00\x12\x1e\n\x14max_perplexity_ratio\x18\x03 \x01(\x01H\x00\x12\x18\n\x0bnum_samples\x18\x04 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06\x62udgetB\x0e\n\x0c_num_samples\"\xa7\x04\n\x06Recipe\x12+\n\x06scheme\x18\x01 \x01(\x0e\x32\x1b.bitmill.artifact.v1.Scheme\x12\x17\n\ngroup_size\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\tsymmetric\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x06ignore\x18\x04 \x03(\t\x12\x1b\n\x0e\x64\x61mpening_frac\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x03\x88\x01\x01\x12\x31\n\talgorithm\x18\x07 \x01(\x0e\x32\x1e.bitmill.artifact.v1.Algorithm\x12>\n\x10\x61\x63tivation_order\x18\x08 \x01(\x0e\x32$.bitmill.artifact.v1.ActivationOrder\x12.\n\x05rules\x18\t \x03(\x0b\x32\x1f.bitmill.artifact.v1.ModuleRule\x12\x34\n\x08kv_cache\x18\n \x01(\x0e\x32\".bitmill.artifact.v1.KvCacheScheme\x12\x1f\n\x12smoothing_strength\x18\x0b \x01(\x01H\x04\x88\x01\x01\x12\x35\n\x08\x61\x64\x61ptive\x18\x0c \x01(\x0b\x32#.bitmill.artifact.v1.AdaptiveSearchB\r\n\x0b_group_sizeB\x0c\n\n_symmetricB\x11\n\x0f_dampening_fracB\x07\n\x05_seedB\x15\n\x13_smoothing_strength\"\xad\x01\n\x0b\x43\x61libration\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\x18\n\x0bnum_samples\x18\x02 \x01(\rH\x00\x88\x01\x01\x12 \n\x13max_sequence_length\x18\x03 \x01(\rH\x01\x88\x01\x01\x12-\n\x07packing\x18\x04 \x01(\x0e\x32\x1c.bitmill.artifact.v1.PackingB\x0e\n\x0c_num_samplesB\x16\n\x14_max_sequence_length*\xf6\x01\n\x06Scheme\x12\x16\n\x12SCHEME_UNSPECIFIED\x10\x00\x12\x10\n\x0cSCHEME_W4A16\x10\x01\x12\x10\n\x0cSCHEME_W8A16\x10\x02\x12\x14\n\x10SCHEME_W8A8_INT8\x10\x03\x12\x16\n\x12SCHEME_FP8_DYNAMIC\x10\x04\x12\x15\n\x11SCHEME_FP8_STATIC\x10\x05\x12\x14\n\x10SCHEME_FP8_BLOCK\x10\x06\x12\x13\n\x0fSCHEME_NVFP4A16\x10\x07\x12\x13\n\x0fSCHEME_MXFP4A16\x10\x08\x12\x16\n\x12SCHEME_UNQUANTIZED\x10\t\x12\x13\n\x0fSCHEME_ADAPTIVE\x10\n*`\n\tAlgorithm\x12\x19\n\x15\x41LGORITHM_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x41LGORITHM_GPTQ\x10\x01\x12\x11\n\rALGORITHM_AWQ\x10\x02\x12\x11\n\rALGORITHM_RTN\x10\x03*\x87\x01\n\x0f\x41\x63tivationOrder\x12 \n\x1c\x41\x43TIVATION_ORDER_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x43TIVATION_ORDER_NONE\x10\x01\x12\x1b\n\x17\x41\x43TIVATION_ORDER_STATIC\x10\x02\x12\x1a\n\x16\x41\x43TIVATION_ORDER_GROUP\x10\x03*I\n\rKvCacheScheme\x12\x1f\n\x1bKV_CACHE_SCHEME_UNSPECIFIED\x10\x00\x12\x17\n\x13KV_CACHE_SCHEME_FP8\x10\x01*Q\n\x07Packing\x12\x17\n\x13PACKING_UNSPECIFIED\x10\x00\x12\x17\n\x13PACKING_CONCATENATE\x10\x01\x12\x14\n\x10PACKING_TRUNCATE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bitmill.artifact.v1.recipe_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCHEME']._serialized_start=411
-  _globals['_SCHEME']._serialized_end=501
-  _globals['_RECIPE']._serialized_start=58
-  _globals['_RECIPE']._serialized_end=281
-  _globals['_CALIBRATION']._serialized_start=283
-  _globals['_CALIBRATION']._serialized_end=409
+  _globals['_SCHEME']._serialized_start=1289
+  _globals['_SCHEME']._serialized_end=1535
+  _globals['_ALGORITHM']._serialized_start=1537
+  _globals['_ALGORITHM']._serialized_end=1633
+  _globals['_ACTIVATIONORDER']._serialized_start=1636
+  _globals['_ACTIVATIONORDER']._serialized_end=1771
+  _globals['_KVCACHESCHEME']._serialized_start=1773
+  _globals['_KVCACHESCHEME']._serialized_end=1846
+  _globals['_PACKING']._serialized_start=1848
+  _globals['_PACKING']._serialized_end=1929
+  _globals['_MODULERULE']._serialized_start=58
+  _globals['_MODULERULE']._serialized_end=261
+  _globals['_ADAPTIVECANDIDATE']._serialized_start=263
+  _globals['_ADAPTIVECANDIDATE']._serialized_end=367
+  _globals['_ADAPTIVESEARCH']._serialized_start=370
+  _globals['_ADAPTIVESEARCH']._serialized_end=556
+  _globals['_RECIPE']._serialized_start=559
+  _globals['_RECIPE']._serialized_end=1110
+  _globals['_CALIBRATION']._serialized_start=1113
+  _globals['_CALIBRATION']._serialized_end=1286
 # @@protoc_insertion_point(module_scope)

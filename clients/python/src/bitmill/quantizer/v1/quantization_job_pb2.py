@@ -27,7 +27,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+bitmill/quantizer/v1/quantization_job.proto\x12\x14\x62itmill.quantizer.v1\x1a bitmill/artifact/v1/recipe.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8c\x02\n\x10QuantizationSpec\x12\x12\n\nsource_uri\x18\x01 \x01(\t\x12\x15\n\rartifact_name\x18\x02 \x01(\t\x12+\n\x06recipe\x18\x03 \x01(\x0b\x32\x1b.bitmill.artifact.v1.Recipe\x12\x35\n\x0b\x63\x61libration\x18\x04 \x01(\x0b\x32 .bitmill.artifact.v1.Calibration\x12\x38\n\nevaluation\x18\x05 \x01(\x0b\x32$.bitmill.quantizer.v1.EvaluationSpec\x12/\n\x0e\x65ngine_options\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\"8\n\x0e\x45valuationSpec\x12\x17\n\nnum_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_num_tokens\"Y\n\x0bJobProgress\x12\x11\n\tcompleted\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0c\n\x04unit\x18\x03 \x01(\t\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x07\n\x05_loss\"\x9c\x01\n\x08JobError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12>\n\x08metadata\x18\x03 \x03(\x0b\x32,.bitmill.quantizer.v1.JobError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbe\x03\n\x0fQuantizationJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x34\n\x04spec\x18\x02 \x01(\x0b\x32&.bitmill.quantizer.v1.QuantizationSpec\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.bitmill.quantizer.v1.JobState\x12-\n\x05phase\x18\x04 \x01(\x0e\x32\x1e.bitmill.quantizer.v1.JobPhase\x12\x33\n\x08progress\x18\x05 \x01(\x0b\x32!.bitmill.quantizer.v1.JobProgress\x12-\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1e.bitmill.quantizer.v1.JobError\x12\x14\n\x0c\x61rtifact_uri\x18\x07 \x01(\t\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"z\n\x08JobEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x03job\x18\x03 \x01(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob*\x9a\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05*\xdb\x01\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_PHASE_RESOLVE\x10\x01\x12\x13\n\x0fJOB_PHASE_FETCH\x10\x02\x12\x17\n\x13JOB_PHASE_PREFLIGHT\x10\x03\x12\x16\n\x12JOB_PHASE_QUANTIZE\x10\x04\x12\x16\n\x12JOB_PHASE_EVALUATE\x10\x05\x12\x12\n\x0eJOB_PHASE_SAVE\x10\x06\x12\x14\n\x10JOB_PHASE_UPLOAD\x10\x07\x12\x15\n\x11JOB_PHASE_PUBLISH\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+bitmill/quantizer/v1/quantization_job.proto\x12\x14\x62itmill.quantizer.v1\x1a bitmill/artifact/v1/recipe.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9c\x02\n\x10QuantizationSpec\x12\x12\n\nsource_uri\x18\x01 \x01(\t\x12\x15\n\rartifact_name\x18\x02 \x01(\t\x12+\n\x06recipe\x18\x03 \x01(\x0b\x32\x1b.bitmill.artifact.v1.Recipe\x12\x35\n\x0b\x63\x61libration\x18\x04 \x01(\x0b\x32 .bitmill.artifact.v1.Calibration\x12\x38\n\nevaluation\x18\x05 \x01(\x0b\x32$.bitmill.quantizer.v1.EvaluationSpec\x12/\n\x0e\x65ngine_options\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\"8\n\x0e\x45valuationSpec\x12\x17\n\nnum_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_num_tokens\"Y\n\x0bJobProgress\x12\x11\n\tcompleted\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0c\n\x04unit\x18\x03 \x01(\t\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x07\n\x05_loss\"\x9c\x01\n\x08JobError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12>\n\x08metadata\x18\x03 \x03(\x0b\x32,.bitmill.quantizer.v1.JobError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbe\x03\n\x0fQuantizationJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x34\n\x04spec\x18\x02 \x01(\x0b\x32&.bitmill.quantizer.v1.QuantizationSpec\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.bitmill.quantizer.v1.JobState\x12-\n\x05phase\x18\x04 \x01(\x0e\x32\x1e.bitmill.quantizer.v1.JobPhase\x12\x33\n\x08progress\x18\x05 \x01(\x0b\x32!.bitmill.quantizer.v1.JobProgress\x12-\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1e.bitmill.quantizer.v1.JobError\x12\x14\n\x0c\x61rtifact_uri\x18\x07 \x01(\t\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"z\n\x08JobEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x03job\x18\x03 \x01(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob*\x9a\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05*\xf1\x01\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_PHASE_RESOLVE\x10\x01\x12\x13\n\x0fJOB_PHASE_FETCH\x10\x02\x12\x17\n\x13JOB_PHASE_PREFLIGHT\x10\x03\x12\x16\n\x12JOB_PHASE_QUANTIZE\x10\x04\x12\x16\n\x12JOB_PHASE_EVALUATE\x10\x05\x12\x12\n\x0eJOB_PHASE_SAVE\x10\x06\x12\x14\n\x10JOB_PHASE_UPLOAD\x10\x07\x12\x15\n\x11JOB_PHASE_PUBLISH\x10\x08\x12\x14\n\x10JOB_PHASE_VERIFY\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,22 +36,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBERROR_METADATAENTRY']._loaded_options = None
   _globals['_JOBERROR_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=1319
-  _globals['_JOBSTATE']._serialized_end=1473
-  _globals['_JOBPHASE']._serialized_start=1476
-  _globals['_JOBPHASE']._serialized_end=1695
+  _globals['_JOBSTATE']._serialized_start=1335
+  _globals['_JOBSTATE']._serialized_end=1489
+  _globals['_JOBPHASE']._serialized_start=1492
+  _globals['_JOBPHASE']._serialized_end=1733
   _globals['_QUANTIZATIONSPEC']._serialized_start=167
-  _globals['_QUANTIZATIONSPEC']._serialized_end=435
-  _globals['_EVALUATIONSPEC']._serialized_start=437
-  _globals['_EVALUATIONSPEC']._serialized_end=493
-  _globals['_JOBPROGRESS']._serialized_start=495
-  _globals['_JOBPROGRESS']._serialized_end=584
-  _globals['_JOBERROR']._serialized_start=587
-  _globals['_JOBERROR']._serialized_end=743
-  _globals['_JOBERROR_METADATAENTRY']._serialized_start=696
-  _globals['_JOBERROR_METADATAENTRY']._serialized_end=743
-  _globals['_QUANTIZATIONJOB']._serialized_start=746
-  _globals['_QUANTIZATIONJOB']._serialized_end=1192
-  _globals['_JOBEVENT']._serialized_start=1194
-  _globals['_JOBEVENT']._serialized_end=1316
+  _globals['_QUANTIZATIONSPEC']._serialized_end=451
+  _globals['_EVALUATIONSPEC']._serialized_start=453
+  _globals['_EVALUATIONSPEC']._serialized_end=509
+  _globals['_JOBPROGRESS']._serialized_start=511
+  _globals['_JOBPROGRESS']._serialized_end=600
+  _globals['_JOBERROR']._serialized_start=603
+  _globals['_JOBERROR']._serialized_end=759
+  _globals['_JOBERROR_METADATAENTRY']._serialized_start=712
+  _globals['_JOBERROR_METADATAENTRY']._serialized_end=759
+  _globals['_QUANTIZATIONJOB']._serialized_start=762
+  _globals['_QUANTIZATIONJOB']._serialized_end=1208
+  _globals['_JOBEVENT']._serialized_start=1210
+  _globals['_JOBEVENT']._serialized_end=1332
 # @@protoc_insertion_point(module_scope)

@@ -32,6 +32,7 @@ class JobPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_PHASE_SAVE: _ClassVar[JobPhase]
     JOB_PHASE_UPLOAD: _ClassVar[JobPhase]
     JOB_PHASE_PUBLISH: _ClassVar[JobPhase]
+    JOB_PHASE_VERIFY: _ClassVar[JobPhase]
 JOB_STATE_UNSPECIFIED: JobState
 JOB_STATE_QUEUED: JobState
 JOB_STATE_RUNNING: JobState
@@ -47,22 +48,25 @@ JOB_PHASE_EVALUATE: JobPhase
 JOB_PHASE_SAVE: JobPhase
 JOB_PHASE_UPLOAD: JobPhase
 JOB_PHASE_PUBLISH: JobPhase
+JOB_PHASE_VERIFY: JobPhase
 
 class QuantizationSpec(_message.Message):
-    __slots__ = ("source_uri", "artifact_name", "recipe", "calibration", "evaluation", "engine_options")
+    __slots__ = ("source_uri", "artifact_name", "recipe", "calibration", "evaluation", "engine_options", "engine")
     SOURCE_URI_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_NAME_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     source_uri: str
     artifact_name: str
     recipe: _recipe_pb2.Recipe
     calibration: _recipe_pb2.Calibration
     evaluation: EvaluationSpec
     engine_options: _struct_pb2.Struct
-    def __init__(self, source_uri: _Optional[str] = ..., artifact_name: _Optional[str] = ..., recipe: _Optional[_Union[_recipe_pb2.Recipe, _Mapping]] = ..., calibration: _Optional[_Union[_recipe_pb2.Calibration, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., engine_options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    engine: str
+    def __init__(self, source_uri: _Optional[str] = ..., artifact_name: _Optional[str] = ..., recipe: _Optional[_Union[_recipe_pb2.Recipe, _Mapping]] = ..., calibration: _Optional[_Union[_recipe_pb2.Calibration, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., engine_options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class EvaluationSpec(_message.Message):
     __slots__ = ("num_tokens",)

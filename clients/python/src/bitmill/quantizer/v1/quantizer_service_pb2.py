@@ -23,42 +23,46 @@ _sym_db = _symbol_database.Default()
 
 
 from bitmill.artifact.v1 import artifact_pb2 as bitmill_dot_artifact_dot_v1_dot_artifact__pb2
+from bitmill.artifact.v1 import recipe_pb2 as bitmill_dot_artifact_dot_v1_dot_recipe__pb2
 from bitmill.quantizer.v1 import quantization_job_pb2 as bitmill_dot_quantizer_dot_v1_dot_quantization__job__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,bitmill/quantizer/v1/quantizer_service.proto\x12\x14\x62itmill.quantizer.v1\x1a\"bitmill/artifact/v1/artifact.proto\x1a+bitmill/quantizer/v1/quantization_job.proto\"h\n\x1c\x43reateQuantizationJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x34\n\x04spec\x18\x02 \x01(\x0b\x32&.bitmill.quantizer.v1.QuantizationSpec\"S\n\x1d\x43reateQuantizationJobResponse\x12\x32\n\x03job\x18\x01 \x01(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob\"O\n\x17PlanQuantizationRequest\x12\x34\n\x04spec\x18\x01 \x01(\x0b\x32&.bitmill.quantizer.v1.QuantizationSpec\"=\n\x07Problem\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\"\xaa\x03\n\x18PlanQuantizationResponse\x12/\n\x08problems\x18\x01 \x03(\x0b\x32\x1d.bitmill.quantizer.v1.Problem\x12\x34\n\x04spec\x18\x02 \x01(\x0b\x32&.bitmill.quantizer.v1.QuantizationSpec\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x16\n\x0enum_parameters\x18\x04 \x01(\x04\x12 \n\x18num_quantized_parameters\x18\x05 \x01(\x04\x12\x1d\n\x15num_quantized_modules\x18\x06 \x01(\r\x12\x19\n\x11source_size_bytes\x18\x07 \x01(\x04\x12%\n\x1d\x65stimated_artifact_size_bytes\x18\x08 \x01(\x04\x12#\n\x1b\x65stimated_host_memory_bytes\x18\t \x01(\x04\x12\x1c\n\x14\x65stimated_disk_bytes\x18\n \x01(\x04\x12\x33\n\x07\x64\x65vices\x18\x0b \x03(\x0b\x32\".bitmill.artifact.v1.DeviceSupport\"+\n\x19GetQuantizationJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"P\n\x1aGetQuantizationJobResponse\x12\x32\n\x03job\x18\x01 \x01(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob\"t\n\x1bListQuantizationJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12.\n\x06states\x18\x03 \x03(\x0e\x32\x1e.bitmill.quantizer.v1.JobState\"l\n\x1cListQuantizationJobsResponse\x12\x33\n\x04jobs\x18\x01 \x03(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"E\n\x1bWatchQuantizationJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\"M\n\x1cWatchQuantizationJobResponse\x12-\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1e.bitmill.quantizer.v1.JobEvent\".\n\x1c\x43\x61ncelQuantizationJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"S\n\x1d\x43\x61ncelQuantizationJobResponse\x12\x32\n\x03job\x18\x01 \x01(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob2\x84\x06\n\x10QuantizerService\x12\x80\x01\n\x15\x43reateQuantizationJob\x12\x32.bitmill.quantizer.v1.CreateQuantizationJobRequest\x1a\x33.bitmill.quantizer.v1.CreateQuantizationJobResponse\x12q\n\x10PlanQuantization\x12-.bitmill.quantizer.v1.PlanQuantizationRequest\x1a..bitmill.quantizer.v1.PlanQuantizationResponse\x12w\n\x12GetQuantizationJob\x12/.bitmill.quantizer.v1.GetQuantizationJobRequest\x1a\x30.bitmill.quantizer.v1.GetQuantizationJobResponse\x12}\n\x14ListQuantizationJobs\x12\x31.bitmill.quantizer.v1.ListQuantizationJobsRequest\x1a\x32.bitmill.quantizer.v1.ListQuantizationJobsResponse\x12\x7f\n\x14WatchQuantizationJob\x12\x31.bitmill.quantizer.v1.WatchQuantizationJobRequest\x1a\x32.bitmill.quantizer.v1.WatchQuantizationJobResponse0\x01\x12\x80\x01\n\x15\x43\x61ncelQuantizationJob\x12\x32.bitmill.quantizer.v1.CancelQuantizationJobRequest\x1a\x33.bitmill.quantizer.v1.CancelQuantizationJobResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,bitmill/quantizer/v1/quantizer_service.proto\x12\x14\x62itmill.quantizer.v1\x1a\"bitmill/artifact/v1/artifact.proto\x1a bitmill/artifact/v1/recipe.proto\x1a+bitmill/quantizer/v1/quantization_job.proto\x1a\x1egoogle/protobuf/duration.proto\"h\n\x1c\x43reateQuantizationJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x34\n\x04spec\x18\x02 \x01(\x0b\x32&.bitmill.quantizer.v1.QuantizationSpec\"S\n\x1d\x43reateQuantizationJobResponse\x12\x32\n\x03job\x18\x01 \x01(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob\"O\n\x17PlanQuantizationRequest\x12\x34\n\x04spec\x18\x01 \x01(\x0b\x32&.bitmill.quantizer.v1.QuantizationSpec\"=\n\x07Problem\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\"\x8b\x01\n\nSchemeSize\x12+\n\x06scheme\x18\x01 \x01(\x0e\x32\x1b.bitmill.artifact.v1.Scheme\x12\x1b\n\x13\x61rtifact_size_bytes\x18\x02 \x01(\x04\x12\x33\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\".bitmill.artifact.v1.DeviceSupport\"\xfb\x04\n\x18PlanQuantizationResponse\x12/\n\x08problems\x18\x01 \x03(\x0b\x32\x1d.bitmill.quantizer.v1.Problem\x12\x34\n\x04spec\x18\x02 \x01(\x0b\x32&.bitmill.quantizer.v1.QuantizationSpec\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x16\n\x0enum_parameters\x18\x04 \x01(\x04\x12 \n\x18num_quantized_parameters\x18\x05 \x01(\x04\x12\x1d\n\x15num_quantized_modules\x18\x06 \x01(\r\x12\x19\n\x11source_size_bytes\x18\x07 \x01(\x04\x12%\n\x1d\x65stimated_artifact_size_bytes\x18\x08 \x01(\x04\x12#\n\x1b\x65stimated_host_memory_bytes\x18\t \x01(\x04\x12\x1c\n\x14\x65stimated_disk_bytes\x18\n \x01(\x04\x12\x33\n\x07\x64\x65vices\x18\x0b \x03(\x0b\x32\".bitmill.artifact.v1.DeviceSupport\x12%\n\x1d\x65stimated_device_memory_bytes\x18\x0c \x01(\x04\x12\x35\n\x12\x65stimated_duration\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12 \n\x18\x65stimated_duration_basis\x18\x0e \x01(\t\x12\x36\n\x0cscheme_sizes\x18\x0f \x03(\x0b\x32 .bitmill.quantizer.v1.SchemeSize\x12\x17\n\x0fskipped_modules\x18\x10 \x03(\t\"+\n\x19GetQuantizationJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"P\n\x1aGetQuantizationJobResponse\x12\x32\n\x03job\x18\x01 \x01(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob\"t\n\x1bListQuantizationJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12.\n\x06states\x18\x03 \x03(\x0e\x32\x1e.bitmill.quantizer.v1.JobState\"l\n\x1cListQuantizationJobsResponse\x12\x33\n\x04jobs\x18\x01 \x03(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"E\n\x1bWatchQuantizationJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\"M\n\x1cWatchQuantizationJobResponse\x12-\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1e.bitmill.quantizer.v1.JobEvent\".\n\x1c\x43\x61ncelQuantizationJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"S\n\x1d\x43\x61ncelQuantizationJobResponse\x12\x32\n\x03job\x18\x01 \x01(\x0b\x32%.bitmill.quantizer.v1.QuantizationJob2\x84\x06\n\x10QuantizerService\x12\x80\x01\n\x15\x43reateQuantizationJob\x12\x32.bitmill.quantizer.v1.CreateQuantizationJobRequest\x1a\x33.bitmill.quantizer.v1.CreateQuantizationJobResponse\x12q\n\x10PlanQuantization\x12-.bitmill.quantizer.v1.PlanQuantizationRequest\x1a..bitmill.quantizer.v1.PlanQuantizationResponse\x12w\n\x12GetQuantizationJob\x12/.bitmill.quantizer.v1.GetQuantizationJobRequest\x1a\x30.bitmill.quantizer.v1.GetQuantizationJobResponse\x12}\n\x14ListQuantizationJobs\x12\x31.bitmill.quantizer.v1.ListQuantizationJobsRequest\x1a\x32.bitmill.quantizer.v1.ListQuantizationJobsResponse\x12\x7f\n\x14WatchQuantizationJob\x12\x31.bitmill.quantizer.v1.WatchQuantizationJobRequest\x1a\x32.bitmill.quantizer.v1.WatchQuantizationJobResponse0\x01\x12\x80\x01\n\x15\x43\x61ncelQuantizationJob\x12\x32.bitmill.quantizer.v1.CancelQuantizationJobRequest\x1a\x33.bitmill.quantizer.v1.CancelQuantizationJobResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bitmill.quantizer.v1.quantizer_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CREATEQUANTIZATIONJOBREQUEST']._serialized_start=151
-  _globals['_CREATEQUANTIZATIONJOBREQUEST']._serialized_end=255
-  _globals['_CREATEQUANTIZATIONJOBRESPONSE']._serialized_start=257
-  _globals['_CREATEQUANTIZATIONJOBRESPONSE']._serialized_end=340
-  _globals['_PLANQUANTIZATIONREQUEST']._serialized_start=342
-  _globals['_PLANQUANTIZATIONREQUEST']._serialized_end=421
-  _globals['_PROBLEM']._serialized_start=423
-  _globals['_PROBLEM']._serialized_end=484
-  _globals['_PLANQUANTIZATIONRESPONSE']._serialized_start=487
-  _globals['_PLANQUANTIZATIONRESPONSE']._serialized_end=913
-  _globals['_GETQUANTIZATIONJOBREQUEST']._serialized_start=915
-  _globals['_GETQUANTIZATIONJOBREQUEST']._serialized_end=958
-  _globals['_GETQUANTIZATIONJOBRESPONSE']._serialized_start=960
-  _globals['_GETQUANTIZATIONJOBRESPONSE']._serialized_end=1040
-  _globals['_LISTQUANTIZATIONJOBSREQUEST']._serialized_start=1042
-  _globals['_LISTQUANTIZATIONJOBSREQUEST']._serialized_end=1158
-  _globals['_LISTQUANTIZATIONJOBSRESPONSE']._serialized_start=1160
-  _globals['_LISTQUANTIZATIONJOBSRESPONSE']._serialized_end=1268
-  _globals['_WATCHQUANTIZATIONJOBREQUEST']._serialized_start=1270
-  _globals['_WATCHQUANTIZATIONJOBREQUEST']._serialized_end=1339
-  _globals['_WATCHQUANTIZATIONJOBRESPONSE']._serialized_start=1341
-  _globals['_WATCHQUANTIZATIONJOBRESPONSE']._serialized_end=1418
-  _globals['_CANCELQUANTIZATIONJOBREQUEST']._serialized_start=1420
-  _globals['_CANCELQUANTIZATIONJOBREQUEST']._serialized_end=1466
-  _globals['_CANCELQUANTIZATIONJOBRESPONSE']._serialized_start=1468
-  _globals['_CANCELQUANTIZATIONJOBRESPONSE']._serialized_end=1551
-  _globals['_QUANTIZERSERVICE']._serialized_start=1554
-  _globals['_QUANTIZERSERVICE']._serialized_end=2326
+  _globals['_CREATEQUANTIZATIONJOBREQUEST']._serialized_start=217
+  _globals['_CREATEQUANTIZATIONJOBREQUEST']._serialized_end=321
+  _globals['_CREATEQUANTIZATIONJOBRESPONSE']._serialized_start=323
+  _globals['_CREATEQUANTIZATIONJOBRESPONSE']._serialized_end=406
+  _globals['_PLANQUANTIZATIONREQUEST']._serialized_start=408
+  _globals['_PLANQUANTIZATIONREQUEST']._serialized_end=487
+  _globals['_PROBLEM']._serialized_start=489
+  _globals['_PROBLEM']._serialized_end=550
+  _globals['_SCHEMESIZE']._serialized_start=553
+  _globals['_SCHEMESIZE']._serialized_end=692
+  _globals['_PLANQUANTIZATIONRESPONSE']._serialized_start=695
+  _globals['_PLANQUANTIZATIONRESPONSE']._serialized_end=1330
+  _globals['_GETQUANTIZATIONJOBREQUEST']._serialized_start=1332
+  _globals['_GETQUANTIZATIONJOBREQUEST']._serialized_end=1375
+  _globals['_GETQUANTIZATIONJOBRESPONSE']._serialized_start=1377
+  _globals['_GETQUANTIZATIONJOBRESPONSE']._serialized_end=1457
+  _globals['_LISTQUANTIZATIONJOBSREQUEST']._serialized_start=1459
+  _globals['_LISTQUANTIZATIONJOBSREQUEST']._serialized_end=1575
+  _globals['_LISTQUANTIZATIONJOBSRESPONSE']._serialized_start=1577
+  _globals['_LISTQUANTIZATIONJOBSRESPONSE']._serialized_end=1685
+  _globals['_WATCHQUANTIZATIONJOBREQUEST']._serialized_start=1687
+  _globals['_WATCHQUANTIZATIONJOBREQUEST']._serialized_end=1756
+  _globals['_WATCHQUANTIZATIONJOBRESPONSE']._serialized_start=1758
+  _globals['_WATCHQUANTIZATIONJOBRESPONSE']._serialized_end=1835
+  _globals['_CANCELQUANTIZATIONJOBREQUEST']._serialized_start=1837
+  _globals['_CANCELQUANTIZATIONJOBREQUEST']._serialized_end=1883
+  _globals['_CANCELQUANTIZATIONJOBRESPONSE']._serialized_start=1885
+  _globals['_CANCELQUANTIZATIONJOBRESPONSE']._serialized_end=1968
+  _globals['_QUANTIZERSERVICE']._serialized_start=1971
+  _globals['_QUANTIZERSERVICE']._serialized_end=2743
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,9 @@
+import datetime
+
 from bitmill.artifact.v1 import artifact_pb2 as _artifact_pb2
+from bitmill.artifact.v1 import recipe_pb2 as _recipe_pb2
 from bitmill.quantizer.v1 import quantization_job_pb2 as _quantization_job_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -38,8 +42,18 @@ class Problem(_message.Message):
     description: str
     def __init__(self, field: _Optional[str] = ..., reason: _Optional[str] = ..., description: _Optional[str] = ...) -> None: ...
 
+class SchemeSize(_message.Message):
+    __slots__ = ("scheme", "artifact_size_bytes", "devices")
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    scheme: _recipe_pb2.Scheme
+    artifact_size_bytes: int
+    devices: _containers.RepeatedCompositeFieldContainer[_artifact_pb2.DeviceSupport]
+    def __init__(self, scheme: _Optional[_Union[_recipe_pb2.Scheme, str]] = ..., artifact_size_bytes: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[_artifact_pb2.DeviceSupport, _Mapping]]] = ...) -> None: ...
+
 class PlanQuantizationResponse(_message.Message):
-    __slots__ = ("problems", "spec", "architecture", "num_parameters", "num_quantized_parameters", "num_quantized_modules", "source_size_bytes", "estimated_artifact_size_bytes", "estimated_host_memory_bytes", "estimated_disk_bytes", "devices")
+    __slots__ = ("problems", "spec", "architecture", "num_parameters", "num_quantized_parameters", "num_quantized_modules", "source_size_bytes", "estimated_artifact_size_bytes", "estimated_host_memory_bytes", "estimated_disk_bytes", "devices", "estimated_device_memory_bytes", "estimated_duration", "estimated_duration_basis", "scheme_sizes", "skipped_modules")
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +65,11 @@ class PlanQuantizationResponse(_message.Message):
     ESTIMATED_HOST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_DURATION_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_DURATION_BASIS_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_SIZES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_MODULES_FIELD_NUMBER: _ClassVar[int]
     problems: _containers.RepeatedCompositeFieldContainer[Problem]
     spec: _quantization_job_pb2.QuantizationSpec
     architecture: str
@@ -62,7 +81,12 @@ class PlanQuantizationResponse(_message.Message):
     estimated_host_memory_bytes: int
     estimated_disk_bytes: int
     devices: _containers.RepeatedCompositeFieldContainer[_artifact_pb2.DeviceSupport]
-    def __init__(self, problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., spec: _Optional[_Union[_quantization_job_pb2.QuantizationSpec, _Mapping]] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_quantized_parameters: _Optional[int] = ..., num_quantized_modules: _Optional[int] = ..., source_size_bytes: _Optional[int] = ..., estimated_artifact_size_bytes: _Optional[int] = ..., estimated_host_memory_bytes: _Optional[int] = ..., estimated_disk_bytes: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[_artifact_pb2.DeviceSupport, _Mapping]]] = ...) -> None: ...
+    estimated_device_memory_bytes: int
+    estimated_duration: _duration_pb2.Duration
+    estimated_duration_basis: str
+    scheme_sizes: _containers.RepeatedCompositeFieldContainer[SchemeSize]
+    skipped_modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., spec: _Optional[_Union[_quantization_job_pb2.QuantizationSpec, _Mapping]] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_quantized_parameters: _Optional[int] = ..., num_quantized_modules: _Optional[int] = ..., source_size_bytes: _Optional[int] = ..., estimated_artifact_size_bytes: _Optional[int] = ..., estimated_host_memory_bytes: _Optional[int] = ..., estimated_disk_bytes: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[_artifact_pb2.DeviceSupport, _Mapping]]] = ..., estimated_device_memory_bytes: _Optional[int] = ..., estimated_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., estimated_duration_basis: _Optional[str] = ..., scheme_sizes: _Optional[_Iterable[_Union[SchemeSize, _Mapping]]] = ..., skipped_modules: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetQuantizationJobRequest(_message.Message):
     __slots__ = ("job_id",)

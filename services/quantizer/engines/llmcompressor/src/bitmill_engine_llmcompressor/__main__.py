@@ -1,68 +1,22 @@
-"""The engine process: `python -m bitmill_engine_llmcompressor REQUEST.json`, events on standard output.
+"""The llm-compressor engine: `python -m bitmill_engine_llmcompressor REQUEST.json`."""
 
-Exit status 0 after a result event, 1 after an error event; anything else is a crash.
-"""
-
-import argparse
-import os
 import sys
-import traceback
-from pathlib import Path
-from typing import Any
 
-from bitmill_engine_llmcompressor.process import end_with_parent, isolate_stdout, usable_cores
-from bitmill_engine_llmcompressor.protocol import EngineError, EventWriter, QuantizeRequest, parse_request
+from bitmill_engine_kit.protocol import EvaluateRequest, QuantizeRequest
+from bitmill_engine_kit.runner import Operation, run
 
 
-def main() -> int:
-    """Run one request and return the exit status."""
-    end_with_parent()
-    parser = argparse.ArgumentParser(prog="python -m bitmill_engine_llmcompressor", description=__doc__)
-    parser.add_argument("request", type=Path, help="the request as a JSON file")
-    path = parser.parse_args().request
-    events = EventWriter(isolate_stdout())
-    try:
-        result = _run(path, events)
-    except EngineError as error:
-        failure = error
-    # The one place that every failure of the libraries passes, out of memory included: the parent gets them all alike.
-    except Exception as error:  # noqa: BLE001
-        failure = EngineError("ENGINE_ERROR", f"{type(error).__name__}: {error}", exception=type(error).__name__)
-        traceback.print_exc()
-    else:
-        events.result(result)
-        return 0
-    events.error(failure)
-    return 1
+def _quantize() -> Operation:
+    from bitmill_engine_llmcompressor.quantize import quantize
+
+    return quantize
 
 
-def _run(path: Path, events: EventWriter) -> dict[str, Any]:
-    envelope = parse_request(path.read_bytes())
-    if envelope.parent_pid not in (None, os.getppid()):
-        # It died before this process asked to die with it.
-        raise EngineError("PARENT_GONE", f"process {envelope.parent_pid} is no longer the parent")
-    _prepare_libraries()
-    # Imported only now: torch takes seconds, and the variables above are read at import.
-    if isinstance(envelope.request, QuantizeRequest):
-        from bitmill_engine_llmcompressor.quantize import quantize
-
-        return quantize(envelope.request, events)
+def _evaluate() -> Operation:
     from bitmill_engine_llmcompressor.evaluate import evaluate
 
-    return evaluate(envelope.request, events)
-
-
-def _prepare_libraries() -> None:
-    """Keep the libraries off the network and on the cores that this process has.
-
-    Threads that wait sleep: by default they spin, and on a host whose cores are busy with other work, the inference
-    server's for example, that has been measured to take three times as long.
-    """
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    return evaluate
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("bitmill_engine_llmcompressor", {QuantizeRequest: _quantize, EvaluateRequest: _evaluate}))

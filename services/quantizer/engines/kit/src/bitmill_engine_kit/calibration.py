@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from bitmill_engine_llmcompressor.builtin_text import calibration_documents
-from bitmill_engine_llmcompressor.protocol import Calibration, EngineError
+from bitmill_engine_kit.builtin_text import calibration_documents
+from bitmill_engine_kit.protocol import Calibration, EngineError
 
 _BLOCK_BYTES = 1 << 16
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from bitmill_engine_llmcompressor.protocol import (
-    PER_CHANNEL,
+from bitmill_engine_kit.protocol import (
+    AdaptiveSearch,
     Calibration,
     EngineError,
     EvaluateRequest,
     EventWriter,
+    ModuleRule,
     QuantizeRequest,
     Recipe,
+    Treatment,
     parse_request,
 )
 from support.llmcompressor_engine import evaluate_request, quantize_request
@@ -47,7 +49,17 @@ def test_a_quantize_request_is_parsed_whole() -> None:
     assert parse(REQUEST).request == QuantizeRequest(
         source_dir=Path("/checkpoints/source"),
         output_dir=Path("/jobs/1/model"),
-        recipe=Recipe("W4A16", group_size=32, symmetric=True, ignore=("lm_head",), dampening_frac=0.01, seed=0),
+        recipe=Recipe(
+            Treatment("W4A16", "GPTQ", group_size=32, symmetric=True),
+            ignore=("lm_head",),
+            rules=(),
+            activation_order="NONE",
+            kv_cache=None,
+            smoothing_strength=0.0,
+            dampening_frac=0.01,
+            seed=0,
+            adaptive=None,
+        ),
         calibration=Calibration(path=None, num_samples=16, max_sequence_length=128),
     )
 
@@ -56,12 +68,6 @@ def test_an_evaluate_request_is_parsed_whole() -> None:
     """Every field arrives typed."""
     request = evaluate_request(Path("/checkpoints/source"), Path("/jobs/1/model"), num_tokens=100, window=64)
     assert parse(request).request == EvaluateRequest(Path("/checkpoints/source"), Path("/jobs/1/model"), 100, 64)
-
-
-def test_no_group_size_is_one_scale_per_output_channel() -> None:
-    """JSON's null and -1 say the same."""
-    assert parse(changed("recipe.group_size", None)).request.recipe.group_size == PER_CHANNEL
-    assert parse(changed("recipe.group_size", -1)).request.recipe.group_size == PER_CHANNEL
 
 
 def test_the_parents_process_id_is_optional() -> None:
@@ -78,13 +84,18 @@ def test_fields_of_a_later_protocol_are_let_through() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("protocol_version", 2),
+        ("protocol_version", 1),
         ("operation", "prune"),
         ("source_dir", ""),
         ("output_dir", ...),
         ("recipe", []),
         ("recipe.scheme", "W3A16"),
-        ("recipe.group_size", 0),
+        ("recipe.algorithm", "ADAROUND"),
+        ("recipe.activation_order", None),
+        ("recipe.kv_cache", "INT4"),
+        ("recipe.smoothing_strength", 2),
+        ("recipe.adaptive", {}),
+        ("recipe.rules", {}),
         ("recipe.group_size", -2),
         ("recipe.group_size", 32.0),
         ("recipe.symmetric", "yes"),
@@ -109,13 +120,16 @@ def test_a_wrong_field_is_named(path: str, value: object) -> None:
     assert raised.value.metadata == {"field": f"request.{path}"}
 
 
-@pytest.mark.parametrize(("field", "value"), [("group_size", 32), ("symmetric", False)])
-def test_int8_takes_neither_groups_nor_asymmetry(field: str, value: object) -> None:
-    """W8A8_INT8 has one symmetric scale per output channel."""
-    request = changed("recipe.scheme", "W8A8_INT8")
-    request["recipe"] |= {"group_size": None, "symmetric": True, field: value}
-    with pytest.raises(EngineError, match=field):
-        parse(request)
+def test_rules_and_the_adaptive_search_are_parsed_whole() -> None:
+    """Each with its own treatment."""
+    other = {"scheme": "W8A16", "algorithm": "RTN", "group_size": -1, "symmetric": True}
+    request = changed("recipe.rules", [{"pattern": "re:.*down_proj", **other}])
+    request["recipe"] |= {"scheme": "ADAPTIVE", "algorithm": "NONE", "group_size": 0}
+    request["recipe"]["adaptive"] = {"candidates": [other], "max_size_bytes": 9, "num_samples": 8}
+    recipe = parse(request).request.recipe
+    treatment = Treatment("W8A16", "RTN", -1, symmetric=True)
+    assert recipe.rules == (ModuleRule("re:.*down_proj", treatment),)
+    assert recipe.adaptive == AdaptiveSearch((treatment,), 9, None, 8)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff"])

@@ -4,14 +4,23 @@ services/quantizer/engines/README.md describes it. Nothing here imports torch.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, TypeVar
 
-PROTOCOL_VERSION = 1
-SCHEMES = ("W4A16", "W8A16", "W8A8_INT8")
+T = TypeVar("T")
+
+PROTOCOL_VERSION = 2
+UNQUANTIZED = "UNQUANTIZED"
+ADAPTIVE = "ADAPTIVE"
+INTEGER_SCHEMES = ("W4A16", "W8A16", "W8A8_INT8")
+SCHEMES = (*INTEGER_SCHEMES, "FP8_DYNAMIC", "FP8_STATIC", "FP8_BLOCK", "NVFP4A16", "MXFP4A16", UNQUANTIZED, ADAPTIVE)
+ALGORITHMS = ("GPTQ", "AWQ", "RTN", "NONE")
+ACTIVATION_ORDERS = ("NONE", "STATIC", "GROUP")
+PACKINGS = ("CONCATENATE", "TRUNCATE")
 PER_CHANNEL = -1
+FIXED_GROUP_SIZE = 0
 MIN_SEQUENCE_LENGTH = 16
 
 
@@ -26,27 +35,65 @@ class EngineError(Exception):
 
 
 @dataclass(frozen=True)
+class Treatment:
+    """What is done to a layer."""
+
+    scheme: str
+    algorithm: str
+    group_size: int
+    """Input channels that share one scale; PER_CHANNEL, or FIXED_GROUP_SIZE where the scheme has one layout only."""
+    symmetric: bool
+
+
+@dataclass(frozen=True)
+class ModuleRule:
+    """Another treatment for the layers that a pattern matches: an exact name, or a regular expression after "re:"."""
+
+    pattern: str
+    treatment: Treatment
+
+
+@dataclass(frozen=True)
+class AdaptiveSearch:
+    """What ADAPTIVE chooses from, and the one budget that is not None."""
+
+    candidates: tuple[Treatment, ...]
+    max_size_bytes: int | None
+    """Of the artifact's weight files."""
+    max_perplexity_ratio: float | None
+    num_samples: int
+    """Calibration samples that the sensitivity is measured on."""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How to quantize; the fields of bitmill.artifact.v1.Recipe with every default filled in."""
 
-    scheme: str
-    group_size: int
-    """Input channels that share one scale; PER_CHANNEL for one scale per output channel."""
-    symmetric: bool
+    treatment: Treatment
+    """Of the layers that neither `ignore` nor `rules` names."""
     ignore: tuple[str, ...]
+    rules: tuple[ModuleRule, ...]
+    """The first that matches counts; `ignore` goes before them."""
+    activation_order: str
+    kv_cache: str | None
+    """"FP8", or None for a cache as the serving engine is told."""
+    smoothing_strength: float
+    """SmoothQuant's; 0 for none."""
     dampening_frac: float
     seed: int
+    adaptive: AdaptiveSearch | None
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What GPTQ sees while it rounds."""
+    """What the model sees while it is quantized."""
 
     path: Path | None
     """A .txt or .jsonl file; None for the text that comes with Python."""
     num_samples: int
     max_sequence_length: int
-    """Tokens in each sample."""
+    """Most tokens in each sample."""
+    packing: str = "CONCATENATE"
 
 
 @dataclass(frozen=True)
@@ -57,6 +104,8 @@ class QuantizeRequest:
     output_dir: Path
     recipe: Recipe
     calibration: Calibration
+    memory_limit_bytes: int | None = None
+    """What the process may hold in all; None: what the host has."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +119,14 @@ class EvaluateRequest:
     """Tokens that the models see at once."""
 
 
+Request = QuantizeRequest | EvaluateRequest
+
+
 @dataclass(frozen=True)
 class Envelope:
     """A parsed request and the process that sent it."""
 
-    request: QuantizeRequest | EvaluateRequest
+    request: Request
     parent_pid: int | None
 
 
@@ -134,6 +186,7 @@ def _parse_quantize(fields: "_Fields") -> QuantizeRequest:
         output_dir=Path(fields.text("output_dir")).absolute(),
         recipe=_parse_recipe(fields.group("recipe")),
         calibration=_parse_calibration(fields.group("calibration")),
+        memory_limit_bytes=fields.optional("memory_limit_bytes", lambda name: fields.integer(name, minimum=1)),
     )
 
 
@@ -147,25 +200,46 @@ def _parse_evaluate(fields: "_Fields") -> EvaluateRequest:
 
 
 def _parse_recipe(fields: "_Fields") -> Recipe:
-    scheme = fields.text("scheme")
-    if scheme not in SCHEMES:
-        fields.fail("scheme", f'is "{scheme}", none of {", ".join(SCHEMES)}')
-    group_size = PER_CHANNEL if fields.value.get("group_size") is None else fields.integer("group_size")
-    if group_size != PER_CHANNEL and (group_size < 1 or scheme == "W8A8_INT8"):
-        fields.fail("group_size", f"is {group_size}, which {scheme} does not take")
-    symmetric = fields.boolean("symmetric")
-    if not symmetric and scheme != "W4A16":
-        fields.fail("symmetric", f"is false, which {scheme} does not take")
+    treatment = _parse_treatment(fields)
     dampening_frac = fields.number("dampening_frac")
     if not 0 < dampening_frac <= 1:
         fields.fail("dampening_frac", f"is {dampening_frac}, not in (0, 1]")
+    smoothing_strength = fields.number("smoothing_strength")
+    if not 0 <= smoothing_strength <= 1:
+        fields.fail("smoothing_strength", f"is {smoothing_strength}, not in [0, 1]")
+    if (treatment.scheme == ADAPTIVE) != (fields.value.get("adaptive") is not None):
+        fields.fail("adaptive", f"goes with the scheme {ADAPTIVE}, and with that only")
     return Recipe(
-        scheme=scheme,
-        group_size=group_size,
-        symmetric=symmetric,
+        treatment=treatment,
         ignore=fields.texts("ignore"),
+        rules=tuple(
+            ModuleRule(rule.text("pattern"), _parse_treatment(rule, adaptive=False)) for rule in fields.groups("rules")
+        ),
+        activation_order=fields.choice("activation_order", ACTIVATION_ORDERS),
+        kv_cache=fields.optional("kv_cache", lambda name: fields.choice(name, ("FP8",))),
+        smoothing_strength=smoothing_strength,
         dampening_frac=dampening_frac,
         seed=fields.integer("seed", minimum=0),
+        adaptive=fields.optional("adaptive", lambda name: _parse_adaptive(fields.group(name))),
+    )
+
+
+def _parse_treatment(fields: "_Fields", *, adaptive: bool = True) -> Treatment:
+    scheme = fields.choice("scheme", SCHEMES if adaptive else tuple(each for each in SCHEMES if each != ADAPTIVE))
+    return Treatment(
+        scheme=scheme,
+        algorithm=fields.choice("algorithm", ALGORITHMS),
+        group_size=fields.integer("group_size", minimum=PER_CHANNEL),
+        symmetric=fields.boolean("symmetric"),
+    )
+
+
+def _parse_adaptive(fields: "_Fields") -> AdaptiveSearch:
+    return AdaptiveSearch(
+        candidates=tuple(_parse_treatment(each, adaptive=False) for each in fields.groups("candidates")),
+        max_size_bytes=fields.optional("max_size_bytes", lambda name: fields.integer(name, minimum=1)),
+        max_perplexity_ratio=fields.optional("max_perplexity_ratio", fields.number),
+        num_samples=fields.integer("num_samples", minimum=1),
     )
 
 
@@ -177,6 +251,7 @@ def _parse_calibration(fields: "_Fields") -> Calibration:
         path=path,
         num_samples=fields.integer("num_samples", minimum=1),
         max_sequence_length=fields.integer("max_sequence_length", minimum=MIN_SEQUENCE_LENGTH),
+        packing=fields.choice("packing", PACKINGS),
     )
 
 
@@ -195,6 +270,19 @@ class _Fields:
 
     def group(self, name: str) -> "_Fields":
         return _Fields(self.value.get(name), f"{self._path}.{name}")
+
+    def groups(self, name: str) -> list["_Fields"]:
+        value = self.value.get(name)
+        if not isinstance(value, list):
+            self.fail(name, "is not a list")
+        return [_Fields(each, f"{self._path}.{name}[{index}]") for index, each in enumerate(value)]
+
+    def optional(self, name: str, read: Callable[[str], T]) -> T | None:
+        return None if self.value.get(name) is None else read(name)
+
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        value = self.text(name)
+        return value if value in choices else self.fail(name, f'is "{value}", none of {", ".join(choices)}')
 
     def text(self, name: str) -> str:
         value = self.value.get(name)
