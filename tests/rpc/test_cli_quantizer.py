@@ -10,9 +10,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bitmill import recipes
 from bitmill.artifact.v1 import artifact_service_pb2 as artifact_pb
 from bitmill.artifact.v1.artifact_pb2 import Artifact, Device, DeviceSupport, Evaluation
-from bitmill.artifact.v1.recipe_pb2 import Recipe, Scheme
+from bitmill.artifact.v1.recipe_pb2 import (
+    ActivationOrder,
+    AdaptiveCandidate,
+    AdaptiveSearch,
+    Algorithm,
+    KvCacheScheme,
+    ModuleRule,
+    Packing,
+    Recipe,
+    Scheme,
+)
 from bitmill.quantizer.v1 import quantizer_service_pb2 as quantizer_pb
 from bitmill.quantizer.v1.quantization_job_pb2 import (
     JobError,
@@ -42,6 +55,16 @@ ARTIFACT = Artifact(
         DeviceSupport(device=Device.DEVICE_CUDA, min_compute_capability=75),
     ],
     engine_options={"max_model_len": 512, "dtype": "float16"},
+)
+
+
+RULE = ModuleRule(pattern="re:.*down", scheme=Scheme.SCHEME_W4A16, group_size=64)
+SEARCH = AdaptiveSearch(
+    candidates=[
+        AdaptiveCandidate(scheme=Scheme.SCHEME_W4A16, group_size=64),
+        AdaptiveCandidate(scheme=Scheme.SCHEME_W8A16),
+    ],
+    max_perplexity_ratio=1.5,
 )
 
 
@@ -96,6 +119,9 @@ class TestQuantize:
         result = bitmill(
             server, "quantize", str(tmp_path / "model"), "m", "--detach", *options.split(), *more.split(),
             "--calibration", str(calibration),
+            *["--algorithm", "rtn", "--rule", "re:.*down=w4a16:64", "--activation-order", "none", "--kv-cache", "fp8"],
+            *["--smoothing-strength", "0.5", "--packing", "truncate", "--engine", "gptqmodel"],
+            *["--candidate", "w4a16:64", "--candidate", "w8a16", "--max-perplexity-ratio", "1.5"],
             "--engine-option", "max_model_len=512", "--engine-option", "enable_lora=true",
         )  # fmt: skip
         assert result.exit_code == 0, result.output
@@ -104,8 +130,11 @@ class TestQuantize:
         assert (request.request_id, spec.source_uri) == ("r1", (tmp_path / "model").as_uri())
         assert spec.recipe == Recipe(
             scheme=Scheme.SCHEME_W8A16, group_size=32, symmetric=True, ignore=["lm_head", "re:.*gate"],
-            dampening_frac=0.02, seed=3,
+            dampening_frac=0.02, seed=3, algorithm=Algorithm.ALGORITHM_RTN, rules=[RULE],
+            activation_order=ActivationOrder.ACTIVATION_ORDER_NONE, kv_cache=KvCacheScheme.KV_CACHE_SCHEME_FP8,
+            smoothing_strength=0.5, adaptive=SEARCH,
         )  # fmt: skip
+        assert (spec.calibration.packing, spec.engine) == (Packing.PACKING_TRUNCATE, "gptqmodel")
         assert (spec.calibration.uri, spec.calibration.num_samples) == (calibration.as_uri(), 8)
         assert (spec.calibration.max_sequence_length, spec.evaluation.num_tokens) == (256, 512)
         assert dict(spec.engine_options) == {"max_model_len": 512, "enable_lora": True}
@@ -252,3 +281,41 @@ class TestArtifacts:
         result = bitmill(server, "artifacts", "verify", URI)
         assert (result.exit_code, result.stderr) == (1, "error: config.json: size mismatch\n")
         assert json.loads(bitmill(server, "--json", "artifacts", "verify", URI).stdout)["intact"] is False
+
+
+class TestRecipes:
+    def test_list_names_each_and_says_what_it_is_for(self, server: FakeServer) -> None:
+        rows = [json.loads(line) for line in bitmill(server, "recipes", "list", "--json").stdout.splitlines()]
+        assert [row["name"] for row in rows] == recipes.names()
+        table = bitmill(server, "recipes", "list").stdout
+        assert all(row["name"] in table and row["description"] in table for row in rows)
+
+    def test_what_show_prints_is_taken_as_a_file(self, server: FakeServer, tmp_path: Path) -> None:
+        shown = bitmill(server, "recipes", "show", "qkv-fp8-dynamic")
+        path = tmp_path / "mine.json"
+        path.write_text(shown.stdout)
+        server.on("CreateQuantizationJob", quantizer_pb.CreateQuantizationJobResponse(job=job()))
+        result = bitmill(server, "quantize", "s3://b/m", "m", "--detach", "--recipe", str(path), "--seed", "3")
+        assert result.exit_code == 0, result.output
+        expected = recipes.load("qkv-fp8-dynamic")
+        expected.seed = 3
+        assert server.only_call("CreateQuantizationJob").request.spec.recipe == expected
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--rule", "q_proj"], "PATTERN=SCHEME"),
+            (["--rule", "q_proj=W3"], "W8A8_INT8"),
+            (["--rule", "q_proj=W4A16:x"], "no group size"),
+            (["--candidate", "W4A16"], "exactly"),
+            (["--max-size-bytes", "9", "--max-perplexity-ratio", "2"], "exactly"),
+            (["--recipe", "nix"], "w8a8-int8"),
+        ],
+    )
+    def test_wrong_usage_exits_with_2_and_sends_nothing(
+        self, server: FakeServer, arguments: list[str], said: str
+    ) -> None:
+        result = bitmill(server, "quantize", "s3://b/m", "m", *arguments)
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert not server.received

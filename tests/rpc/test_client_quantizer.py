@@ -9,7 +9,17 @@ import pytest
 from google.protobuf import json_format
 
 from bitmill import errors as client_errors
-from bitmill.artifact.v1.recipe_pb2 import Scheme
+from bitmill import recipes
+from bitmill.artifact.v1.recipe_pb2 import (
+    ActivationOrder,
+    AdaptiveCandidate,
+    AdaptiveSearch,
+    Algorithm,
+    KvCacheScheme,
+    ModuleRule,
+    Packing,
+    Scheme,
+)
 from bitmill.quantizer.v1 import quantizer_service_pb2 as quantizer_pb
 from bitmill.quantizer.v1.quantization_job_pb2 import JobError, JobEvent, JobState, QuantizationJob
 from bitmill_common import errors
@@ -31,14 +41,22 @@ class TestRequests:
                 "s3://b/m",
                 "m-w4",
                 scheme="w4a16",
+                algorithm="gptq",
                 group_size=64,
                 symmetric=False,
                 ignore=["lm_head", "re:.*gate"],
+                rules=[recipes.rule("re:.*down_proj", "W8A16", group_size=-1)],
+                activation_order="group",
+                kv_cache="fp8",
+                smoothing_strength=0,
+                adaptive=recipes.adaptive([recipes.candidate("W8A16")], max_size_bytes=9, num_samples=4),
                 dampening_frac=0.05,
                 seed=7,
                 calibration_uri="s3://b/c.jsonl",
                 num_samples=32,
                 max_sequence_length=512,
+                packing="truncate",
+                engine="gptqmodel",
                 evaluation_tokens=1024,
                 engine_options={
                     "max_model_len": 4096,
@@ -53,6 +71,18 @@ class TestRequests:
         recipe = spec.recipe
         assert (recipe.scheme, recipe.group_size, recipe.symmetric) == (Scheme.SCHEME_W4A16, 64, False)
         assert (list(recipe.ignore), recipe.dampening_frac, recipe.seed) == (["lm_head", "re:.*gate"], 0.05, 7)
+        assert (recipe.algorithm, recipe.activation_order) == (
+            Algorithm.ALGORITHM_GPTQ,
+            ActivationOrder.ACTIVATION_ORDER_GROUP,
+        )
+        assert recipe.kv_cache == KvCacheScheme.KV_CACHE_SCHEME_FP8
+        assert recipe.HasField("smoothing_strength")
+        assert list(recipe.rules) == [
+            ModuleRule(pattern="re:.*down_proj", scheme=Scheme.SCHEME_W8A16, group_size=-1),
+        ]
+        candidate = AdaptiveCandidate(scheme=Scheme.SCHEME_W8A16)
+        assert recipe.adaptive == AdaptiveSearch(candidates=[candidate], max_size_bytes=9, num_samples=4)
+        assert (spec.calibration.packing, spec.engine) == (Packing.PACKING_TRUNCATE, "gptqmodel")
         calibration = spec.calibration
         assert (calibration.uri, calibration.num_samples) == ("s3://b/c.jsonl", 32)
         assert (calibration.max_sequence_length, spec.evaluation.num_tokens) == (512, 1024)

@@ -44,7 +44,9 @@ def test_every_field_of_the_contract_has_its_keyword() -> None:
     assert set(keywords.ConversationOptions.__annotations__) == fields(ChatRequest) - told
     assert recipe_options == (fields(Recipe) - {"scheme"}) | (fields(Calibration) - {"uri"}) | {
         "calibration_uri",
+        "recipe",
         "evaluation_tokens",
+        "engine",
         "engine_options",
     }
 

@@ -11,7 +11,7 @@ from bitmill_common.checkpoint import Checkpoint, inspect_checkpoint
 from bitmill_common.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from bitmill_common.recipes import Calibration, Recipe, Scheme
 from bitmill_common.stores import Stores
-from bitmill_quantizer import preflight
+from bitmill_quantizer import layers, preflight
 from bitmill_quantizer.preflight import Problem
 from bitmill_quantizer.schemes import devices_for
 from support.checkpoints import write_checkpoint
@@ -32,9 +32,9 @@ def reasons(problems: object) -> list[tuple[str, str]]:
 def test_targets_are_the_linear_layers_without_embeddings_norms_and_head(tmp_path: Path) -> None:
     """Seven a layer; the output head is left out even where nothing ignores it."""
     found = checkpoint(tmp_path, tie_word_embeddings=False)
-    assert len(preflight.target_layers(found, [])) == 14
-    assert preflight.target_layers(found, ["lm_head"]) == preflight.linear_layers(found)
-    assert preflight.linear_layers(found)["model.layers.1.mlp.down_proj"] == (64, 128)
+    assert len(layers.target_layers(found, [])) == 14
+    assert layers.target_layers(found, ["lm_head"]) == layers.linear_layers(found)
+    assert layers.linear_layers(found)["model.layers.1.mlp.down_proj"] == (64, 128)
 
 
 def test_a_good_checkpoint_has_no_problems(tmp_path: Path) -> None:

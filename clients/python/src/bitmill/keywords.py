@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypedDict, cast
 
+from bitmill.artifact.v1.recipe_pb2 import AdaptiveSearch, ModuleRule, Recipe
 from bitmill.conversation import Tools
 from bitmill.inference.v1.generation_pb2 import RepetitionDetection
 from bitmill.inference.v1.structured_outputs_pb2 import StructuredOutputs
@@ -67,18 +68,29 @@ class EngineKeywords(TypedDict, total=False):
 class RecipeOptions(TypedDict, total=False):
     """How to quantize beside the scheme. Unset takes the server's default; see `Recipe` and `Calibration`.
 
+    `recipe` is what the others start from: a shipped recipe's name, a file, or a message; `bitmill.recipes` has them,
+    and makes rules and searches. Enums go by their names without prefix. `engine` is the quantization engine;
     `engine_options` say how to serve the artifact, and go into its manifest.
     """
 
+    recipe: str | os.PathLike[str] | Recipe
+    algorithm: str | int
     group_size: int
     symmetric: bool
     ignore: Sequence[str]
+    rules: Sequence[ModuleRule]
+    activation_order: str | int
+    kv_cache: str | int
+    smoothing_strength: float
+    adaptive: AdaptiveSearch
     dampening_frac: float
     seed: int
     calibration_uri: str | os.PathLike[str]
     num_samples: int
     max_sequence_length: int
+    packing: str | int
     evaluation_tokens: int
+    engine: str
     engine_options: EngineKeywords
 
 

@@ -23,10 +23,12 @@ def quantize(
     source_uri: str | os.PathLike[str],
     artifact_name: str,
     *,
-    scheme: str | int = "W4A16",
+    scheme: str | int | None = None,
     **options: Unpack[QuantizationOptions],
 ) -> Call[QuantizationJob]:
     """Queues a job and returns it at once. `options` as in `RecipeOptions`; a path object becomes a file:// URI.
+
+    Without `scheme` it is that of the `recipe` option, and without that W4A16.
 
     The same `request_id` with the same options returns the same job. Raises InvalidArgumentError with every wrong
     field, FailedPreconditionError for a checkpoint that cannot be used.
@@ -46,7 +48,7 @@ def plan(
     source_uri: str | os.PathLike[str],
     artifact_name: str,
     *,
-    scheme: str | int = "W4A16",
+    scheme: str | int | None = None,
     **options: Unpack[QuantizationOptions],
 ) -> Call[quantizer_pb.PlanQuantizationResponse]:
     """The dry run of `quantize`: sizes, memory, and every problem at once."""

@@ -16,7 +16,16 @@ from typing import Any, cast
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.struct_pb2 import Struct
 
-from bitmill.artifact.v1.recipe_pb2 import Calibration, Recipe, Scheme
+from bitmill import recipes
+from bitmill.artifact.v1.recipe_pb2 import (
+    ActivationOrder,
+    Algorithm,
+    Calibration,
+    KvCacheScheme,
+    Packing,
+    Recipe,
+    Scheme,
+)
 from bitmill.errors import RequestValueError
 from bitmill.filling import filled
 from bitmill.inference.v1.generation_pb2 import RequestOptions, SamplingParams, TokenIds
@@ -24,9 +33,19 @@ from bitmill.inference.v1.inference_service_pb2 import PoolingInput
 from bitmill.inference.v1.model_pb2 import EngineOptions
 from bitmill.keywords import EngineKeywords, EngineRequestOptions, RecipeOptions, SamplingOptions, check, taken
 from bitmill.quantizer.v1.quantization_job_pb2 import EvaluationSpec, JobState, QuantizationSpec
+from bitmill.recipes import enum_value
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
+
+DEFAULT_SCHEME = "W4A16"
+"""What is made when neither a scheme nor a recipe is given."""
+
+_RECIPE_ENUMS: dict[str, tuple[EnumTypeWrapper, str]] = {
+    "algorithm": (Algorithm, "ALGORITHM_"),
+    "activation_order": (ActivationOrder, "ACTIVATION_ORDER_"),
+    "kv_cache": (KvCacheScheme, "KV_CACHE_SCHEME_"),
+}
 
 
 def to_uri(location: str | os.PathLike[str]) -> str:
@@ -48,33 +67,57 @@ def texts(given: str | Iterable[str]) -> list[str]:
 
 def scheme_of(scheme: str | int) -> Scheme:
     """Returns the scheme of a name such as "W4A16"; RequestValueError with the known ones for another."""
-    return cast(Scheme, _enum_value(Scheme, "SCHEME_", scheme))
+    return cast(Scheme, enum_value(Scheme, "SCHEME_", scheme))
 
 
 def job_states(states: Iterable[str | int]) -> list[JobState]:
     """Returns the states of names such as "RUNNING"; RequestValueError with the known ones for another."""
-    return [cast(JobState, _enum_value(JobState, "JOB_STATE_", state)) for state in states]
+    return [cast(JobState, enum_value(JobState, "JOB_STATE_", state)) for state in states]
 
 
 def quantization_spec(
-    source_uri: str | os.PathLike[str], artifact_name: str, scheme: str | int, options: Mapping[str, Any]
+    source_uri: str | os.PathLike[str], artifact_name: str, scheme: str | int | None, options: Mapping[str, Any]
 ) -> QuantizationSpec:
     """Builds what a job makes of what, of those options that `RecipeOptions` names."""
     given = taken(RecipeOptions, options)
-    calibration = _picked(given, {"calibration_uri": "uri", "num_samples": "", "max_sequence_length": ""})
+    picked = {"calibration_uri": "uri", "num_samples": "", "max_sequence_length": "", "packing": ""}
+    calibration = _picked(given, picked)
     if "uri" in calibration:
         calibration["uri"] = to_uri(calibration["uri"])
+    if "packing" in calibration:
+        calibration["packing"] = enum_value(Packing, "PACKING_", calibration["packing"])
     evaluation = _picked(given, {"evaluation_tokens": "num_tokens"})
     served = given.pop("engine_options", None)
+    engine = given.pop("engine", None)
     return filled(
         QuantizationSpec,
         source_uri=path_uri(source_uri),
         artifact_name=artifact_name,
-        recipe=filled(Recipe, scheme=scheme_of(scheme), **given),
+        recipe=_recipe(scheme, given),
         calibration=filled(Calibration, **calibration) if calibration else None,
         evaluation=filled(EvaluationSpec, **evaluation) if evaluation else None,
         engine_options=None if served is None else _manifest_options(served),
+        engine=engine,
     )
+
+
+def _recipe(scheme: str | int | None, given: dict[str, Any]) -> Recipe:
+    """Returns the recipe that is started from, with what is given in place of its own."""
+    base = given.pop("recipe", None)
+    recipe = Recipe()
+    if isinstance(base, Recipe):
+        recipe.CopyFrom(base)
+    elif base is not None:
+        recipe.CopyFrom(recipes.load(base))
+    if scheme is not None or base is None:
+        given["scheme"] = scheme_of(DEFAULT_SCHEME if scheme is None else scheme)
+    for name, (enum, prefix) in _RECIPE_ENUMS.items():
+        if name in given:
+            given[name] = enum_value(enum, prefix, given[name])
+    for name in given:
+        recipe.ClearField(name)
+    recipe.MergeFrom(filled(Recipe, **given))
+    return recipe
 
 
 def prompt_field(prompt: Prompt) -> dict[str, Any]:
@@ -135,16 +178,3 @@ def _manifest_options(options: Mapping[str, Any]) -> Struct | None:
 def _picked(given: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Takes the named values out of `given`, under the new name where there is one."""
     return {renamed or name: given.pop(name) for name, renamed in names.items() if name in given}
-
-
-def _enum_value(enum: EnumTypeWrapper, prefix: str, value: str | int) -> int:
-    known = {name.removeprefix(prefix): number for name, number in enum.items() if number}
-    if isinstance(value, str):
-        number = known.get(value.upper().removeprefix(prefix))
-    else:
-        number = value if value in known.values() else None
-    if number is None:
-        raise RequestValueError(
-            f"unknown {prefix.strip('_').lower().replace('_', ' ')} {value!r}; known: {', '.join(known)}"
-        )
-    return number

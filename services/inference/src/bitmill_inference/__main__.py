@@ -6,7 +6,6 @@ import asyncio
 import functools
 import gc
 import importlib.util
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -44,26 +43,11 @@ from bitmill_inference.servicers.health import GrpcModelHealth, server_statuses,
 from bitmill_inference.servicers.inference_servicer import InferenceServicer
 from bitmill_inference.servicers.model_servicer import ModelServicer
 from bitmill_inference.settings import Settings
-from bitmill_inference.vllm.process import LOG_LEVEL_VARIABLE
+from bitmill_inference.vllm.environment import prepare_environment
 from bitmill_inference.vllm.runtime_directory import runtime_directory
 
-# Read by vLLM and its libraries when they are imported, and by the engine's processes.
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    # vLLM's log lines go through our own handlers, here and in its processes.
-    "VLLM_CONFIGURE_LOGGING": "0",
-    # The server has threads; a forked child of it may hang.
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
 # The contract of vLLM's own gRPC server, which the extra smg adds.
 VLLM_SERVICE = "vllm.grpc.engine.VllmEngine"
-# Where vLLM makes the sockets between the server and its engines.
-_SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
-# Would overrule the KV cache size of every model on the CPU.
-_OVERRULING_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 
 def main() -> None:
@@ -77,7 +61,7 @@ def main() -> None:
         exit_for_settings(Settings, "vllm_service_model needs bitmill-inference's extra smg, which is not installed")
     configure_logging(settings.log_level)
     with runtime_directory(Path(tempfile.gettempdir())) as directory:
-        _prepare_environment(settings.log_level, directory)
+        prepare_environment(settings.log_level, directory)
         try:
             uvloop.run(_serve(settings, stores, directory))
         except BitmillError as error:
@@ -183,13 +167,6 @@ def _freeze_imports() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def _prepare_environment(log_level: str, directory: Path) -> None:
-    os.environ.update(_ENVIRONMENT)
-    os.environ[_SOCKETS_VARIABLE] = str(directory)
-    os.environ[LOG_LEVEL_VARIABLE] = log_level
-    os.environ.pop(_OVERRULING_VARIABLE, None)
 
 
 if __name__ == "__main__":

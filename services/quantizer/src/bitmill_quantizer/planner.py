@@ -19,7 +19,7 @@ from bitmill_common.errors import (
 )
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.stores import Stores
-from bitmill_quantizer import preflight, specs
+from bitmill_quantizer import layers, preflight, specs
 from bitmill_quantizer.ports import Engine, Host
 from bitmill_quantizer.preflight import Estimate, Problem
 from bitmill_quantizer.schemes import devices_for
@@ -93,7 +93,7 @@ class Planner:
         copy_bytes = 0 if source.local_path() else checkpoint.size_bytes
         disk_bytes = copy_bytes + estimate.artifact_size_bytes
         problems += self._resource_problems(estimate, disk_bytes)
-        targets = preflight.target_layers(checkpoint, spec.recipe.ignore)
+        targets = layers.target_layers(checkpoint, spec.recipe.ignore)
         devices = devices_for(spec.recipe, targets.values())
         return Plan(tuple(problems), spec, checkpoint, estimate, disk_bytes, devices)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from bitmill_common.artifact import COMPRESSED_TENSORS
-from bitmill_common.measurements import CalibrationUse, Evaluation, ModuleResult, Sensitivity
+from bitmill_common.artifact import COMPRESSED_TENSORS, DeviceSupport
+from bitmill_common.measurements import CalibrationUse, Evaluation, ModuleResult, Sensitivity, Verification
 from bitmill_common.recipes import Calibration, Recipe
 from bitmill_quantizer.jobs import History, Job, JobList, JobPhase, JobPosition, JobState, Progress
 from bitmill_quantizer.specs import QuantizationSpec
@@ -96,6 +96,20 @@ class Engine(Protocol):
         self, source_dir: Path, model_dir: Path, num_tokens: int, window: int, control: JobControl
     ) -> EvaluateOutcome:
         """Compares a model with its source on held-out text, cut into windows of `window` tokens."""
+
+
+class Verifier(Protocol):
+    """The serving engine, as a check of what is about to be published."""
+
+    def require_installed(self) -> None:
+        """Raises `FailedPreconditionError` ENGINE_NOT_INSTALLED, which says how to install it."""
+
+    def verify(self, model_dir: Path, devices: Sequence[DeviceSupport], control: JobControl) -> Verification:
+        """Loads a model directory and generates with it; `skipped` where this host is none of its devices.
+
+        Raises `FailedPreconditionError` VERIFICATION_FAILED with the serving engine's own words when it does not load
+        or does not generate, `InternalError` ENGINE_CRASHED when it dies, and whatever `control.check` raises.
+        """
 
 
 class Host(Protocol):

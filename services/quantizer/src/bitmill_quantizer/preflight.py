@@ -4,42 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bitmill_common.checkpoint import Checkpoint
 from bitmill_common.errors import BitmillError, FailedPreconditionError, FieldViolation, InvalidArgumentError
 from bitmill_common.recipes import Calibration, Recipe
+from bitmill_quantizer.layers import ARCHITECTURES, OUTPUT_HEAD, fused_matrix, linear_layers, matches, target_layers
 from bitmill_quantizer.schemes import GROUP_SIZES, PER_CHANNEL, TRAITS
-from bitmill_quantizer.specs import MIN_SEQUENCE_LENGTH, REGEX_PREFIX
+from bitmill_quantizer.specs import MIN_SEQUENCE_LENGTH
 
-# Decoder-only models whose quantizable weights are all plain Linear layers below `layers`; transformers 5.17, which the
-# engine loads with, knows them, and vLLM 0.32, which serves, has models of its own for them. Mixtures of experts keep
-# theirs fused in 3-D tensors and need rules of their own.
-ARCHITECTURES = frozenset(
-    {
-        "CohereForCausalLM",
-        "Cohere2ForCausalLM",
-        "GemmaForCausalLM",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "Glm4ForCausalLM",
-        "GraniteForCausalLM",
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Phi3ForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "StableLmForCausalLM",
-    }
-)
-
-# vLLM runs each group as one matrix: `packed_modules_mapping` of its models. It refuses a checkpoint in which only some
-# members of a group are quantized.
-FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
-OUTPUT_HEAD = "lm_head"
-_LINEAR = re.compile(r"(?P<module>.*\blayers\.\d+\..+)\.weight")
 _BYTES_OF_DTYPE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 
 _SCALE_BYTES = 2
@@ -88,33 +62,6 @@ def raise_for(problems: Sequence[Problem]) -> None:
     if problems:
         first = problems[0]
         raise first.kind(first.reason, "; ".join(p.description for p in problems), first.metadata)
-
-
-def linear_layers(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Returns the (output, input) shape of every Linear layer by module name, the output head left out."""
-    layers = {}
-    for name, tensor in checkpoint.tensors.items():
-        match = _LINEAR.fullmatch(name)
-        if match and len(tensor.shape) == 2:
-            layers[match["module"]] = tuple(tensor.shape)
-    return layers
-
-
-def target_layers(checkpoint: Checkpoint, ignore: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Returns the layers that are quantized: every Linear layer that no pattern names."""
-    patterns = list(ignore)
-    return {
-        name: shape
-        for name, shape in linear_layers(checkpoint).items()
-        if not any(_matches(pattern, name) for pattern in patterns)
-    }
-
-
-def _matches(pattern: str, name: str) -> bool:
-    # The rule of compressed-tensors' `match_name`, which the engine goes by.
-    if pattern.startswith(REGEX_PREFIX):
-        return re.match(pattern.removeprefix(REGEX_PREFIX), name) is not None
-    return pattern == name
 
 
 def checkpoint_problems(checkpoint: Checkpoint) -> Iterator[Problem]:
@@ -168,7 +115,7 @@ def _ignore_problems(
     layers = linear_layers(checkpoint)
     known = [OUTPUT_HEAD, *layers]
     for index, pattern in enumerate(ignore):
-        if not any(_matches(pattern, name) for name in known):
+        if not any(matches(pattern, name) for name in known):
             yield _field_problem(
                 f"spec.recipe.ignore[{index}]",
                 "PATTERN_MATCHES_NOTHING",
@@ -188,14 +135,10 @@ def _ignore_problems(
 def _first_split_group(
     layers: Mapping[str, tuple[int, ...]], targets: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, str] | None:
+    quantized = {fused_matrix(name): name for name in targets}
     for name in layers:
-        if name in targets:
-            continue
-        parent, _, leaf = name.rpartition(".")
-        for group in FUSED_GROUPS:
-            others = (f"{parent}.{member}" for member in group if leaf in group)
-            if quantized := next((other for other in others if other in targets), None):
-                return name, quantized
+        if name not in targets and (other := quantized.get(fused_matrix(name))):
+            return name, other
     return None
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bitmill.cli import artifacts, jobs, models
+from bitmill.cli import artifacts, jobs, models, recipes
 from bitmill.cli.generate import chat, generate
 from bitmill.cli.pooling import abort, embed, score
 from bitmill.cli.quantize import quantize
@@ -52,3 +52,4 @@ app.command()(abort)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(artifacts.app, name="artifacts")
 app.add_typer(models.app, name="models")
+app.add_typer(recipes.app, name="recipes")

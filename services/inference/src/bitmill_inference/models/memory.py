@@ -31,6 +31,8 @@ DEFAULT_CPU_KV_CACHE_BYTES = 2 * GIB
 
 # vLLM's default, vllm/config/cache.py.
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.92
+# As good as none; vLLM takes none below it.
+_LEAST_UTILIZATION = 0.001
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 # Weights of many checkpoints that vLLM leaves out: heads that predict further tokens, and what it computes itself.
@@ -76,6 +78,16 @@ class MemoryNeed:
     def processes(self) -> int:
         """Processes on the CPU, where each copy has an engine core and its workers are processes of their own."""
         return self.copies * (1 + self.devices_per_copy)
+
+
+def gpu_memory_utilization(options: EngineOptions) -> float:
+    """Returns the fraction of a GPU that has to be free for vLLM to start (`request_memory`, vllm/v1/worker/utils.py).
+
+    It asks so also where the size of the KV cache is given and makes it take no notice of the fraction afterwards.
+    """
+    if options.gpu_memory_utilization is not None:
+        return options.gpu_memory_utilization
+    return _LEAST_UTILIZATION if options.kv_cache_memory_bytes else DEFAULT_GPU_MEMORY_UTILIZATION
 
 
 def memory_need(checkpoint: Checkpoint, options: EngineOptions, device: Device) -> MemoryNeed:
@@ -158,21 +170,21 @@ def _check_devices(need: MemoryNeed, devices: Sequence[DeviceMemory]) -> None:
         return  # vLLM says so itself, or the memory of the devices is unknown.
     weights = math.floor(need.weights / need.devices_per_copy - (need.options.cpu_offload_gb or 0) * GIB)
     weights = max(weights, 0)
-    utilization = need.options.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
+    utilization = gpu_memory_utilization(need.options)
     for index, device in enumerate(devices[:used]):
-        # With a KV cache of a given size vLLM does not look at the utilization.
-        allowed = device.total if need.kv_cache else math.floor(device.total * utilization)
-        available = min(device.free, allowed)
+        parts = {
+            "weights_bytes": weights,
+            "kv_cache_bytes": need.kv_cache,
+            "free_bytes": device.free,
+            "total_bytes": device.total,
+        }
+        share = math.floor(device.total * utilization)
+        available = device.free if need.kv_cache else min(device.free, share)
         if weights + need.kv_cache > available:
-            raise _insufficient(
-                f"GPU {index}",
-                needed=weights + need.kv_cache,
-                available=available,
-                weights_bytes=weights,
-                kv_cache_bytes=need.kv_cache,
-                free_bytes=device.free,
-                total_bytes=device.total,
-            )
+            raise _insufficient(f"GPU {index}", needed=weights + need.kv_cache, available=available, **parts)
+        if share > device.free:
+            where = f"GPU {index}, of which gpu_memory_utilization {utilization:g} has to be free"
+            raise _insufficient(where, needed=share, available=device.free, **parts)
 
 
 def _insufficient(where: str, *, needed: int, available: int, **parts: int) -> ResourceExhaustedError:

@@ -25,7 +25,12 @@ from bitmill_common.errors import BitmillError, FailedPreconditionError
 from bitmill_inference.models.devices import ServerDevice
 from bitmill_inference.models.engine_options import EngineOptions
 from bitmill_inference.models.host_memory import host_available_bytes
-from bitmill_inference.models.memory import DEFAULT_CPU_KV_CACHE_BYTES, DeviceMemory, ServerMemory
+from bitmill_inference.models.memory import (
+    DEFAULT_CPU_KV_CACHE_BYTES,
+    DeviceMemory,
+    ServerMemory,
+    gpu_memory_utilization,
+)
 from bitmill_inference.models.threads import in_thread
 from bitmill_inference.ports import accept
 from bitmill_inference.requests.violations import Violations
@@ -100,6 +105,8 @@ class VllmEngineFactory:
         values = options.set_values()
         if current_platform.is_cpu():
             values.setdefault("kv_cache_memory_bytes", DEFAULT_CPU_KV_CACHE_BYTES)
+        if current_platform.is_cuda():
+            values["gpu_memory_utilization"] = gpu_memory_utilization(options)
         # An engine knows of reasoning, which its masks leave alone, and not of calls.
         values.pop("tool_call_parser", None)
         # The admission window is in front of the engine.

@@ -1,1 +1,1 @@
-"""What every quantization engine of bitmill shares: the protocol, the process, calibration data. Needs no torch."""
+"""What bitmill's quantization engines share: protocol, process, calibration data, evaluation. Only that needs torch."""

@@ -1,50 +1,39 @@
-"""Calibration samples: documents are tokenized, packed end to end and cut into samples of exactly one length.
+"""Calibration samples: token ids of documents, packed into samples; counts and a digest of them.
 
-Nothing here imports torch; the tokenizer is handed in.
+Nothing here imports torch; the tokenizer is handed in, so wrong data is refused before a model is loaded.
 """
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import json
 import random
 import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from bitmill_engine_kit.builtin_text import calibration_documents
-from bitmill_engine_kit.protocol import Calibration, EngineError
-
-_BLOCK_BYTES = 1 << 16
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that packing needs."""
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a document, with the special tokens that the model expects around one."""
-        ...
-
-    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], *, tokenize: bool) -> Any:
-        """A conversation as the model's prompt text."""
-        ...
+from bitmill_engine_kit.documents import Piece, Tokenizer, read_documents
+from bitmill_engine_kit.protocol import MIN_SEQUENCE_LENGTH, TRUNCATE, Calibration, EngineError
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Token ids to calibrate with, samples of equal length."""
+    """Token ids to calibrate with, and how many documents they were made of."""
 
     token_ids: tuple[array[int], ...]
+    num_documents: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens in all samples together."""
         return sum(map(len, self.token_ids))
+
+    @property
+    def max_length(self) -> int:
+        """Tokens in the longest sample."""
+        return max(map(len, self.token_ids))
 
     @property
     def digest(self) -> str:
@@ -54,28 +43,43 @@ class Samples:
             digest.update(struct.pack(f"<I{len(sample)}I", len(sample), *sample))
         return f"sha256:{digest.hexdigest()}"
 
+    def batches(self, size: int) -> Iterator[list[array[int]]]:
+        """At most `size` samples together, all of one length, so that none is padded; in their order otherwise."""
+        waiting: dict[int, list[array[int]]] = {}
+        for sample in self.token_ids:
+            batch = waiting.setdefault(len(sample), [])
+            batch.append(sample)
+            if len(batch) == size:
+                yield waiting.pop(len(sample))
+        yield from waiting.values()
+
+    def result(self, uncalibrated_modules: Iterable[str] = ()) -> dict[str, Any]:
+        """The field `calibration` of the result event; no token reached `uncalibrated_modules`."""
+        return {
+            "digest": self.digest,
+            "num_samples": len(self.token_ids),
+            "num_tokens": self.num_tokens,
+            "num_documents": self.num_documents,
+            "uncalibrated_modules": list(uncalibrated_modules),
+        }
+
 
 def build_samples(calibration: Calibration, tokenizer: Tokenizer, seed: int) -> Samples:
     """Read, tokenize and pack no more data than the samples need; the seed decides their order.
 
     Raises EngineError CALIBRATION_INVALID for data that cannot be used and CALIBRATION_TOO_SMALL for too little of it.
     """
-    length, wanted = calibration.max_sequence_length, calibration.num_samples
-    samples = list(islice(pack(_tokenized_documents(calibration.path, tokenizer, seed), length), wanted))
-    if len(samples) < wanted:
-        name = calibration.path.name if calibration.path else "the built-in text"
-        raise EngineError(
-            "CALIBRATION_TOO_SMALL",
-            f"{name} holds {len(samples)} samples of {length} tokens; {wanted} are asked for",
-            available_samples=len(samples),
-            num_samples=wanted,
-            max_sequence_length=length,
-        )
+    documents = _Documents(read_documents(calibration, tokenizer, seed))
+    length, truncating = calibration.max_sequence_length, calibration.packing == TRUNCATE
+    packed = truncate(documents, length) if truncating else pack(documents, length)
+    samples = list(islice(packed, calibration.num_samples))
+    if len(samples) < calibration.num_samples:
+        raise _too_small(calibration, len(samples))
     random.Random(seed).shuffle(samples)  # noqa: S311 (an order, not a secret)
-    return Samples(tuple(samples))
+    return Samples(tuple(samples), len(samples) if truncating else documents.count)
 
 
-def pack(documents: Iterator[list[int]], length: int) -> Iterator[array[int]]:
+def pack(documents: Iterable[Sequence[int]], length: int) -> Iterator[array[int]]:
     """Lay documents end to end and cut them into pieces of `length` tokens; what is left over is dropped."""
     pending: array[int] = array("I")
     for document in documents:
@@ -86,60 +90,37 @@ def pack(documents: Iterator[list[int]], length: int) -> Iterator[array[int]]:
         pending = pending[whole:]
 
 
-def _tokenized_documents(path: Path | None, tokenizer: Tokenizer, seed: int) -> Iterator[list[int]]:
-    if path is None:
-        return map(tokenizer.encode, calibration_documents(seed))
-    if path.suffix == ".jsonl":
-        return _tokenized_chats(path, tokenizer)
-    return map(tokenizer.encode, _text_blocks(path))
+def truncate(documents: Iterable[Sequence[int]], length: int) -> Iterator[array[int]]:
+    """Cut each document off after `length` tokens; those of fewer than MIN_SEQUENCE_LENGTH are left out."""
+    for document in documents:
+        if len(document) >= MIN_SEQUENCE_LENGTH:
+            yield array("I", document[:length])
 
 
-def _text_blocks(path: Path) -> Iterator[str]:
-    """A text file in blocks of bounded size, each taken as a document of its own."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    line = 1
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            try:
-                text = decoder.decode(block)
-            except UnicodeDecodeError as error:
-                line += bytes(error.object[: error.start]).count(b"\n")
-                raise _invalid(path, line, f"is not UTF-8: {error.reason}") from error
-            line += text.count("\n")
-            yield text
-    if decoder.getstate()[0]:
-        raise _invalid(path, line, "is not UTF-8: it ends within a character")
+class _Documents:
+    """Token ids piece by piece, and how many documents with any have begun."""
+
+    def __init__(self, pieces: Iterator[Piece]) -> None:
+        self._pieces = pieces
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Sequence[int]]:
+        for piece in self._pieces:
+            self.count += piece.begins_document and len(piece.token_ids) > 0
+            yield piece.token_ids
 
 
-def _tokenized_chats(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """One conversation a line, as the chat template writes it."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            messages = _parse_messages(path, number, line)
-            try:
-                ids = tokenizer.apply_chat_template(messages, tokenize=True)
-            # The template is the checkpoint's own program, so anything may come out of it.
-            except Exception as error:
-                raise _invalid(path, number, f"does not fit the chat template: {error}") from error
-            yield ids["input_ids"] if isinstance(ids, Mapping) else ids
-
-
-def _parse_messages(path: Path, number: int, line: bytes) -> list[dict[str, str]]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also UnicodeDecodeError
-        raise _invalid(path, number, f"is not JSON: {error}") from error
-    messages = value.get("messages") if isinstance(value, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise _invalid(path, number, 'has no non-empty list "messages"')
-    for index, message in enumerate(messages):
-        fields = message if isinstance(message, dict) else {}
-        if not all(isinstance(fields.get(key), str) for key in ("role", "content")):
-            raise _invalid(path, number, f'has a message without "role" and "content" at position {index}')
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
-
-
-def _invalid(path: Path, line: int, problem: str) -> EngineError:
-    return EngineError("CALIBRATION_INVALID", f"{path.name}: line {line} {problem}", file=path.name, line=line)
+def _too_small(calibration: Calibration, available: int) -> EngineError:
+    name = calibration.path.name if calibration.path else "the built-in text"
+    kind = (
+        f"documents of at least {MIN_SEQUENCE_LENGTH} tokens"
+        if calibration.packing == TRUNCATE
+        else f"samples of {calibration.max_sequence_length} tokens"
+    )
+    return EngineError(
+        "CALIBRATION_TOO_SMALL",
+        f"{name} holds {available} {kind}; {calibration.num_samples} are asked for",
+        available_samples=available,
+        num_samples=calibration.num_samples,
+        max_sequence_length=calibration.max_sequence_length,
+    )

@@ -18,7 +18,8 @@ INTEGER_SCHEMES = ("W4A16", "W8A16", "W8A8_INT8")
 SCHEMES = (*INTEGER_SCHEMES, "FP8_DYNAMIC", "FP8_STATIC", "FP8_BLOCK", "NVFP4A16", "MXFP4A16", UNQUANTIZED, ADAPTIVE)
 ALGORITHMS = ("GPTQ", "AWQ", "RTN", "NONE")
 ACTIVATION_ORDERS = ("NONE", "STATIC", "GROUP")
-PACKINGS = ("CONCATENATE", "TRUNCATE")
+TRUNCATE = "TRUNCATE"
+PACKINGS = ("CONCATENATE", TRUNCATE)
 PER_CHANNEL = -1
 FIXED_GROUP_SIZE = 0
 MIN_SEQUENCE_LENGTH = 16
@@ -119,7 +120,25 @@ class EvaluateRequest:
     """Tokens that the models see at once."""
 
 
-Request = QuantizeRequest | EvaluateRequest
+@dataclass(frozen=True)
+class DeviceSupport:
+    """One kind of device that can serve a model; the compute capability is major * 10 + minor, 0 for a CPU."""
+
+    device: str
+    """"cpu" or "cuda"."""
+    min_compute_capability: int
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """Load a model directory into the serving engine and generate with it."""
+
+    model_dir: Path
+    devices: tuple[DeviceSupport, ...]
+    """The devices that can serve it; on any other the check is skipped."""
+
+
+Request = QuantizeRequest | EvaluateRequest | VerifyRequest
 
 
 @dataclass(frozen=True)
@@ -176,8 +195,10 @@ def parse_request(data: bytes) -> Envelope:
             return Envelope(_parse_quantize(fields), parent_pid)
         case "evaluate":
             return Envelope(_parse_evaluate(fields), parent_pid)
+        case "verify":
+            return Envelope(_parse_verify(fields), parent_pid)
         case operation:
-            return fields.fail("operation", f'is "{operation}", neither "quantize" nor "evaluate"')
+            return fields.fail("operation", f'is "{operation}", none of "quantize", "evaluate" and "verify"')
 
 
 def _parse_quantize(fields: "_Fields") -> QuantizeRequest:
@@ -196,6 +217,16 @@ def _parse_evaluate(fields: "_Fields") -> EvaluateRequest:
         model_dir=Path(fields.text("model_dir")).absolute(),
         num_tokens=fields.integer("num_tokens", minimum=1),
         window=fields.integer("window", minimum=MIN_SEQUENCE_LENGTH),
+    )
+
+
+def _parse_verify(fields: "_Fields") -> VerifyRequest:
+    return VerifyRequest(
+        model_dir=Path(fields.text("model_dir")).absolute(),
+        devices=tuple(
+            DeviceSupport(each.choice("device", ("cpu", "cuda")), each.integer("min_compute_capability", minimum=0))
+            for each in fields.groups("devices")
+        ),
     )
 
 

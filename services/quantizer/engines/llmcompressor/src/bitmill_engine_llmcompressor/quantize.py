@@ -2,7 +2,6 @@
 
 import contextlib
 import platform
-import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,25 +15,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from bitmill_engine_kit.calibration import Samples, build_samples
 from bitmill_engine_kit.process import peak_memory_bytes
 from bitmill_engine_kit.protocol import EngineError, EventWriter, QuantizeRequest
-from bitmill_engine_llmcompressor import calibration_cuda, gptq_cpu
+from bitmill_engine_llmcompressor import calibration_cuda, gptq_cpu, moe
 from bitmill_engine_llmcompressor.calibration_cuda import BatchPlan, plan_batches
-from bitmill_engine_llmcompressor.checkpoints import device, load_model, load_tokenizer, require_context
+from bitmill_engine_llmcompressor.checkpoints import (
+    copy_companions,
+    device,
+    load_source,
+    load_tokenizer,
+    require_context,
+)
 from bitmill_engine_llmcompressor.gptq import ReportingGPTQModifier
 from bitmill_engine_llmcompressor.recipes import quantization_scheme, resolve_ignore
 
-# Kept as they are in the source, so that the artifact tokenizes, chats and stops exactly as the source does.
-KEPT_FILES = (
-    "*.model",
-    "*chat_template*",
-    "added_tokens.json",
-    "generation_config.json",
-    "LICENSE*",
-    "merges.txt",
-    "NOTICE*",
-    "special_tokens_map.json",
-    "tokenizer*",
-    "vocab*",
-)
 _LIBRARIES = ("llmcompressor", "torch", "transformers", "compressed-tensors")
 
 
@@ -45,21 +37,16 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
     set_seed(request.recipe.seed % 2**32)
     tokenizer = load_tokenizer(request.source_dir)
     samples = build_samples(request.calibration, tokenizer, request.recipe.seed)
-    model = load_model(request.source_dir)
+    model = load_source(request.source_dir)
     require_context(model, request.calibration.max_sequence_length)
     _require_finite(model)
-    _compress(model, tokenizer, samples, request, events)
-    _save(model, request)
+    with moe.RoutedTokens(model) as routed:
+        _compress(model, tokenizer, samples, request, events)
+    _save(model, tokenizer, request)
     return {
         "versions": {name: version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
         "format": "compressed-tensors",
-        "calibration": {
-            "digest": samples.digest,
-            "num_samples": len(samples.token_ids),
-            "num_tokens": samples.num_tokens,
-            "num_documents": 0,
-            "uncalibrated_modules": [],
-        },
+        "calibration": samples.result(uncalibrated_modules=routed.unreached()),
         "modules": [],
         "sensitivities": [],
         "num_quantized_modules": count_quantized_modules(request.output_dir),
@@ -87,8 +74,9 @@ def _compress(
         )
     )
     plan = _plan(model, samples)
-    inputs = [{"input_ids": torch.tensor(sample)} for sample in samples.token_ids]
-    batches = DataLoader(inputs, batch_size=plan.batch_size)
+    # Batches are made already: samples differ in length where each document is one.
+    inputs = [{"input_ids": torch.tensor(batch)} for batch in samples.batches(plan.batch_size)]
+    batches = DataLoader(inputs, batch_size=None)
     with calibration_cuda.fused_attention(model) if plan.fused_attention else contextlib.nullcontext():
         oneshot(
             model=model,
@@ -104,7 +92,7 @@ def _plan(model: PreTrainedModel, samples: Samples) -> BatchPlan:
     if device().type == "cpu":
         return BatchPlan(batch_size=1, offload_device="cpu", fused_attention=False)
     free_bytes, _ = torch.cuda.mem_get_info()
-    return plan_batches(model.config, len(samples.token_ids), len(samples.token_ids[0]), free_bytes)
+    return plan_batches(model.config, len(samples.token_ids), samples.max_length, free_bytes)
 
 
 def _require_finite(model: PreTrainedModel) -> None:
@@ -114,17 +102,15 @@ def _require_finite(model: PreTrainedModel) -> None:
             raise EngineError("NON_FINITE_WEIGHTS", f"{name} of the source holds a NaN or an infinity", tensor=name)
 
 
-def _save(model: PreTrainedModel, request: QuantizeRequest) -> None:
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, request: QuantizeRequest) -> None:
     """Write the model directory: compressed weights, patched config, and the source's own companions."""
     request.output_dir.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(request.output_dir, save_compressed=True, max_shard_size="5GB")
     for pattern in ("*.py", "generation_config.json", "recipe.yaml"):
         for path in request.output_dir.glob(pattern):
             path.unlink()
-    for pattern in KEPT_FILES:
-        for path in request.source_dir.glob(pattern):
-            if path.is_file():
-                shutil.copyfile(path, request.output_dir / path.name)
+    moe.add_file_names(model, request.output_dir)
+    copy_companions(request.source_dir, request.output_dir, tokenizer)
 
 
 def count_quantized_modules(model_dir: Path) -> int:

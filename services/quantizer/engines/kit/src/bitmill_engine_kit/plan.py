@@ -1,0 +1,1 @@
+../../../llmcompressor/src/bitmill_engine_llmcompressor/plan.py

@@ -1,0 +1,166 @@
+"""Mixtures of experts: a Linear layer for each matrix of each expert, which experts the router chose, and their names.
+
+transformers 5 holds the experts of a decoder layer in two tensors of three dimensions, which no algorithm here rounds;
+llm-compressor's linear experts compute the same, and let every token of the calibration pass through every expert.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from llmcompressor.modeling.moe.conversion_mappings import (
+    get_linearize_load_mappings,
+    has_linearize_load_mappings,
+    set_save_conversion_mapping,
+)
+from llmcompressor.modeling.moe.linear_experts import LinearExperts2D
+from llmcompressor.modeling.moe.linearize import get_non_linearized_moes, linearize_moe
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.monkey_patching import clear_patch_mapping, register_patch_mapping
+
+_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.(?P<leaf>\w+)")
+_ROUTER = re.compile(r".*\.(gate|shared_expert_gate)")
+# As vLLM's `packed_modules_mapping` has them.
+_FUSED_GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def fused_matrix(name: str) -> str:
+    """What vLLM runs a layer as part of; layers of one answer need one treatment.
+
+    All experts of a decoder layer are one, whatever their matrix.
+    """
+    if expert := _EXPERT.fullmatch(name):
+        return expert["experts"]
+    parent, _, leaf = name.rpartition(".")
+    for fused, members in _FUSED_GROUPS.items():
+        if leaf in members:
+            return f"{parent}.{fused}"
+    return name
+
+
+def row_name(name: str) -> str:
+    """The name of a layer's row in `modules`: the experts of a decoder layer share one."""
+    expert = _EXPERT.fullmatch(name)
+    return f"{expert['experts']}.*.{expert['leaf']}" if expert else name
+
+
+def is_router(name: str) -> bool:
+    """Whether a Linear layer chooses experts; vLLM keeps those as they are in the source."""
+    return _ROUTER.fullmatch(name) is not None
+
+
+@contextlib.contextmanager
+def linear_experts(model_type: str) -> Iterator[None]:
+    """Within it transformers builds and loads linear experts from a checkpoint that stores each expert by itself.
+
+    llm-compressor's `load_quantizable_moe` for calls that also ask for the loading info; what it changes in transformers
+    is put back.
+    """
+    if not has_linearize_load_mappings(model_type):
+        yield
+        return
+    original = get_checkpoint_conversion_mapping(model_type)
+    experts, mapping, _ = get_linearize_load_mappings(model_type)
+    register_patch_mapping({experts.__name__: LinearExperts2D.get_linear_experts_cls(experts)})
+    register_checkpoint_conversion_mapping(model_type, mapping, overwrite=True)
+    try:
+        yield
+    finally:
+        clear_patch_mapping()
+        register_checkpoint_conversion_mapping(model_type, original, overwrite=True)
+
+
+def linearize(model: PreTrainedModel) -> PreTrainedModel:
+    """Turn experts that are stacked still into linear ones, and have all saved by the names that the model's files use.
+
+    A model without experts is left alone.
+    """
+    if get_non_linearized_moes(model):
+        linearize_moe(model)
+    if _has_linear_experts(model) and has_linearize_load_mappings(model.config.model_type):
+        _, _, mapping = get_linearize_load_mappings(model.config.model_type)
+        set_save_conversion_mapping(model, mapping)
+    return model
+
+
+def _has_linear_experts(model: PreTrainedModel) -> bool:
+    return any(isinstance(module, LinearExperts2D) for module in model.modules())
+
+
+class RoutedTokens:
+    """Counts the tokens that routers send to each expert, while the context is open."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._experts = {name: module for name, module in model.named_modules() if isinstance(module, LinearExperts2D)}
+        self._counts: dict[str, torch.Tensor] = {}
+        self._hooks = contextlib.ExitStack()
+
+    def __enter__(self) -> RoutedTokens:
+        for name, module in self._experts.items():
+            hook = module.register_forward_pre_hook(self._counter(name), with_kwargs=True)
+            self._hooks.callback(hook.remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.close()
+
+    def _counter(self, name: str) -> Any:
+        def count(module: LinearExperts2D, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            chosen = kwargs["top_k_index"] if "top_k_index" in kwargs else args[1]
+            counted = torch.bincount(chosen.flatten(), minlength=module.num_experts)
+            self._counts[name] = self._counts[name] + counted if name in self._counts else counted
+
+        return count
+
+    def unreached(self) -> list[str]:
+        """Experts that no token was sent to, in the model's order; of decoder layers that no sample went through, none."""
+        return [
+            f"{name}.{expert}"
+            for name, counts in self._counts.items()
+            for expert, count in enumerate(counts.tolist())
+            if not count
+        ]
+
+
+def add_file_names(model: PreTrainedModel, model_dir: Path) -> None:
+    """Name modules in the saved quantization_config as the saved tensors do, too, where transformers renames them.
+
+    vLLM compares with the names of the files, transformers with those of its own modules; Mixtral's differ.
+    """
+    path = model_dir / "config.json"
+    config = json.loads(path.read_bytes())
+    quantization = config.get("quantization_config", {})
+    lists = [
+        quantization.get("ignore"),
+        *(group.get("targets") for group in quantization.get("config_groups", {}).values()),
+    ]
+    known = dict(model.named_modules())
+    changed = False
+    for names in filter(None, lists):
+        renamed = file_names(model, [name for name in names if name in known])
+        added = [name for name in renamed.values() if name not in names]
+        names.extend(added)
+        changed |= bool(added)
+    if changed:
+        path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def file_names(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
+    """The names of modules in the model's files, by module name."""
+    suffix = ".weight"
+    found = {}
+    for name in names:
+        [saved] = revert_weight_conversion(model, {f"{name}{suffix}": torch.empty(0)})
+        found[name] = saved.removesuffix(suffix)
+    return found
