@@ -11,10 +11,11 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 QUANTIZER := services/quantizer
 INFERENCE := services/inference
-KIT := services/quantizer/engines/kit
-ENGINE := services/quantizer/engines/llmcompressor
+ENGINES := services/quantizer/engines
+KIT := $(ENGINES)/kit
+ENGINE := $(ENGINES)/llmcompressor
 PACKAGES := clients/python services/common $(QUANTIZER) $(INFERENCE)
-SOURCES := clients/python/src services/common/src $(QUANTIZER)/src $(INFERENCE)/src $(KIT)/src $(ENGINE)/src
+SOURCES := clients/python/src services/common/src $(QUANTIZER)/src $(INFERENCE)/src $(wildcard $(ENGINES)/*/src)
 EXAMPLE := build/checkpoints/smollm2-135m-instruct
 PROTO_FILES = $(shell find protos -name '*.proto' | sort)
 COMPILE := .venv/bin/uv pip compile -q --no-header --no-annotate --python-version 3.11 \
@@ -22,7 +23,7 @@ COMPILE := .venv/bin/uv pip compile -q --no-header --no-annotate --python-versio
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 28
+	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /\1\t/' | expand -t 28
 
 .PHONY: demo
 demo: setup $(EXAMPLE)/config.json ## the main job: quantize a real model by RPC, serve it, stream an answer (SCHEME=W8A8_INT8 for int8)
@@ -60,9 +61,11 @@ protos: .venv/.ready ## write the client stubs again from protos/
 lock: .venv/.ready ## resolve every lock file again from the pyproject files
 	$(COMPILE) requirements/dev.in $(QUANTIZER)/pyproject.toml $(INFERENCE)/pyproject.toml -o requirements/dev.lock
 	$(COMPILE) $(QUANTIZER)/pyproject.toml -o $(QUANTIZER)/requirements.lock
-	$(COMPILE) $(ENGINE)/pyproject.toml -o $(ENGINE)/requirements-gpu.lock
+	for engine in llmcompressor gptqmodel auto_gptq; do \
+	  $(COMPILE) $(ENGINES)/$$engine/pyproject.toml -o $(ENGINES)/$$engine/requirements-gpu.lock; done
 	$(COMPILE) $(INFERENCE)/pyproject.toml --extra gpu --extra smg -o $(INFERENCE)/requirements-gpu.lock
-	$(COMPILE) $(ENGINE)/pyproject.toml --find-links $(TORCH_INDEX)/torch -o $(ENGINE)/requirements-cpu.lock
+	for engine in llmcompressor gptqmodel; do $(COMPILE) $(ENGINES)/$$engine/pyproject.toml \
+	  --find-links $(TORCH_INDEX)/torch -o $(ENGINES)/$$engine/requirements-cpu.lock; done
 	$(COMPILE) $(INFERENCE)/pyproject.toml --extra cpu --extra smg \
 	  --find-links $(TORCH_INDEX)/torch --overrides requirements/overrides-inference-cpu.txt -o $(INFERENCE)/requirements-cpu.lock
 
@@ -72,10 +75,16 @@ clean: ## remove what was built; the environments stay
 
 # An environment is a virtualenv and a stamp, which is newer than the lock file and the packages' settings that made it.
 .PHONY: setup
-setup: .venv/.ready $(QUANTIZER)/.venv/.ready $(ENGINE)/.venv/.ready $(INFERENCE)/.venv/.ready ## make every environment from its lock file (a second run does nothing)
+setup: .venv/.ready $(QUANTIZER)/.venv/.ready $(ENGINE)/.venv/.ready $(ENGINES)/gptqmodel/.venv/.ready $(INFERENCE)/.venv/.ready ## make every environment from its lock file (a second run does nothing)
 
 .PHONY: setup-engine-llmcompressor
-setup-engine-llmcompressor: $(ENGINE)/.venv/.ready ## make the environment of the llm-compressor engine
+setup-engine-llmcompressor: $(ENGINE)/.venv/.ready ## make the environment of the engine llmcompressor
+
+.PHONY: setup-engine-gptqmodel
+setup-engine-gptqmodel: $(ENGINES)/gptqmodel/.venv/.ready ## make the environment of the engine gptqmodel
+
+.PHONY: setup-engine-auto_gptq
+setup-engine-auto_gptq: $(ENGINES)/auto_gptq/.venv/.ready ## make the environment of the engine auto_gptq, for a host with an NVIDIA GPU
 
 .venv/.ready: requirements/dev.lock $(PACKAGES:%=%/pyproject.toml)
 	$(call make_environment,.venv,$<,$(PACKAGES))
@@ -86,8 +95,12 @@ $(QUANTIZER)/.venv/.ready: $(QUANTIZER)/requirements.lock $(QUANTIZER)/pyproject
 $(INFERENCE)/.venv/.ready: $(INFERENCE)/requirements-$(DEVICE).lock $(INFERENCE)/pyproject.toml
 	$(call make_environment,$(@D),$<,clients/python services/common $(INFERENCE))
 
-$(ENGINE)/.venv/.ready: $(ENGINE)/requirements-$(DEVICE).lock $(ENGINE)/pyproject.toml $(KIT)/pyproject.toml
-	$(call make_environment,$(@D),$<,$(KIT) $(ENGINE))
+$(ENGINE)/.venv/.ready $(ENGINES)/gptqmodel/.venv/.ready: $(ENGINES)/%/.venv/.ready: $(ENGINES)/%/requirements-$(DEVICE).lock $(ENGINES)/%/pyproject.toml $(KIT)/pyproject.toml
+	$(call make_environment,$(@D),$<,$(KIT) $(ENGINES)/$*)
+
+# AutoGPTQ works on CUDA only, whatever DEVICE is.
+$(ENGINES)/auto_gptq/.venv/.ready: $(ENGINES)/auto_gptq/requirements-gpu.lock $(ENGINES)/auto_gptq/pyproject.toml $(KIT)/pyproject.toml
+	$(call make_environment,$(@D),$<,$(KIT) $(ENGINES)/auto_gptq)
 
 $(EXAMPLE)/config.json: $(ENGINE)/.venv/.ready
 	$(ENGINE)/.venv/bin/python examples/make_example_checkpoint.py $(@D)

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bitmill_engine_kit.calibration import build_samples
 from bitmill_engine_kit.protocol import QuantizeRequest, parse_request
-from bitmill_engine_llmcompressor.recipes import quantization_scheme
+from bitmill_engine_llmcompressor.recipes import TARGET, quantization_scheme
 
 
 class TimedGPTQModifier(GPTQModifier):
@@ -46,8 +46,10 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(request.source_dir)
     model = AutoModelForCausalLM.from_pretrained(request.source_dir, dtype="auto")
     samples = build_samples(request.calibration, tokenizer, request.recipe.seed)
+    scheme = quantization_scheme(request.recipe.treatment, request.recipe.activation_order, [TARGET])
     modifier = TimedGPTQModifier(
-        config_groups={"group_0": quantization_scheme(request.recipe)},
+        config_groups={"group_0": scheme},
+        actorder=scheme.weights.actorder,
         ignore=["lm_head"],
         dampening_frac=request.recipe.dampening_frac,
     )

@@ -78,7 +78,7 @@ def quantizer(*, source_root: Path, artifact_root: Path, work_dir: Path, log_pat
         "BITMILL_QUANTIZER_SOURCE_ROOTS": source_root.resolve().as_uri(),
         "BITMILL_QUANTIZER_ARTIFACT_ROOT": artifact_root.resolve().as_uri(),
         "BITMILL_QUANTIZER_WORK_DIR": str(work_dir),
-        "BITMILL_QUANTIZER_ENGINE_PYTHON": str(engine),
+        "BITMILL_QUANTIZER_LLMCOMPRESSOR_PYTHON": str(engine),
     }
     with server("bitmill_quantizer", services / "quantizer/.venv/bin/python", environment, log_path) as address:
         yield address

@@ -36,7 +36,7 @@ def artifacts(
         "W4A16": {"scheme": "W4A16"},
         "W4A16 asymmetric": {"scheme": "W4A16", "symmetric": False},
         "W8A16": {"scheme": "W8A16", "group_size": -1},
-        "W8A8_INT8": {"scheme": "W8A8_INT8", "group_size": None},
+        "W8A8_INT8": {"scheme": "W8A8_INT8", "group_size": 0},
     }
     made = {}
     for name, recipe in recipes.items():
@@ -96,8 +96,8 @@ def test_events_are_progress_by_layer_and_one_result_last(artifacts: dict[str, t
     assert all(event["loss"] > 0 for event in run.progress[1:])
     assert run.last["event"] == "result"
     assert run.last["versions"].keys() == {"llmcompressor", "torch", "transformers", "compressed-tensors", "python"}
-    assert run.last["calibration_digest"].startswith("sha256:")
-    assert run.last["num_calibration_tokens"] == 16 * 128
+    assert run.last["calibration"]["digest"].startswith("sha256:")
+    assert run.last["calibration"]["num_tokens"] == 16 * 128
     assert run.last["peak_memory_bytes"] > 1 << 20
 
 
@@ -120,7 +120,7 @@ def test_the_same_request_gives_the_same_bytes(
     first, run = artifacts["W4A16"]
     again = run_engine(engine_python, quantize_request(tiny_checkpoint, tmp_path / "model"), tmp_path)
     assert digests(tmp_path / "model") == digests(first)
-    assert again.last["calibration_digest"] == run.last["calibration_digest"]
+    assert again.last["calibration"] == run.last["calibration"]
 
 
 def digests(directory: Path) -> dict[str, str]:
@@ -190,7 +190,7 @@ def test_chat_lines_are_calibrated_with_through_the_chat_template(
     request = quantize_request(tiny_checkpoint, tmp_path / "model", path=str(path), num_samples=4)
     run = run_engine(engine_python, request, tmp_path)
     assert run.exit_status == 0, run.stderr
-    assert run.last["num_calibration_tokens"] == 4 * 128
+    assert run.last["calibration"]["num_tokens"] == 4 * 128
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def line(tiny_checkpoint: Path, engine_python: Path, tmp_path_factory: pytest.Te
             "BITMILL_QUANTIZER_SOURCE_ROOTS": f"s3://{bucket}/sources",
             "BITMILL_QUANTIZER_ARTIFACT_ROOT": f"s3://{bucket}/store",
             "BITMILL_QUANTIZER_WORK_DIR": str(root / "work"),
-            "BITMILL_QUANTIZER_ENGINE_PYTHON": str(engine_python),
+            "BITMILL_QUANTIZER_LLMCOMPRESSOR_PYTHON": str(engine_python),
             "BITMILL_QUANTIZER_S3_ENDPOINT": s3.endpoint,
             "BITMILL_QUANTIZER_S3_ALLOW_HTTP": "true",
         }

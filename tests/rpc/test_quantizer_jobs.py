@@ -55,7 +55,7 @@ async def test_a_job_goes_through_every_phase_and_publishes_an_intact_artifact(q
 
     request = artifact_service_pb2.GetArtifactRequest(uri=done.artifact_uri)
     artifact = (await quantizer.artifacts.GetArtifact(request)).artifact
-    assert (artifact.job_id, artifact.name, artifact.engine) == (created.job_id, "tiny", "fake")
+    assert (artifact.job_id, artifact.name, artifact.engine) == (created.job_id, "tiny", "llmcompressor")
     assert artifact.recipe == done.spec.recipe
     assert artifact.engine_options == spec.engine_options
     assert artifact.evaluation.artifact_perplexity == 10.5

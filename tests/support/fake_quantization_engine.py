@@ -132,6 +132,8 @@ def _succeed(request: dict[str, Any]) -> int:
             num_quantized_modules=14,
             peak_memory_bytes=1,
         )
+    elif operation == "verify":
+        _emit("result", text=" Paris.", num_tokens=16, device="cpu", versions={"fake-vllm": "2.0"}, skipped="")
     else:
         _emit(
             "result",

@@ -21,6 +21,7 @@ FUNCTIONS = {
     "QUANTIZE": "quantize",
     "EVALUATE": "evaluate",
     "SAVE": "save",
+    "VERIFY": "verify",
     "UPLOAD": "upload",
     "PUBLISH": "publish",
 }

@@ -132,7 +132,7 @@ def _save(directory: Path, tokenizer: PreTrainedTokenizerBase, **config: object)
     config = {"max_position_embeddings": CONTEXT_LENGTH, **config}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **special, **config)).to(torch.bfloat16)
     model.generation_config = GenerationConfig(**special)
-    _write(directory, tokenizer, model)
+    write_checkpoint(directory, tokenizer, model)
 
 
 def _save_cross_encoder(directory: Path, **config: object) -> None:
@@ -152,16 +152,18 @@ def _save_cross_encoder(directory: Path, **config: object) -> None:
         pad_token_id=tokenizer.pad_token_id,
         **config,
     )
-    _write(directory, tokenizer, BertForSequenceClassification(bert))
+    write_checkpoint(directory, tokenizer, BertForSequenceClassification(bert))
 
 
-def _write(directory: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """Write a checkpoint at `directory`, which appears whole or not at all."""
+def write_checkpoint(
+    directory: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, **options: object
+) -> None:
+    """Write a checkpoint at `directory`, which appears whole or not at all; `options` are those of save_pretrained."""
     if directory.exists():
         return
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as scratch:
         checkpoint = Path(scratch) / "checkpoint"
-        model.save_pretrained(checkpoint)
+        model.save_pretrained(checkpoint, **options)
         tokenizer.save_pretrained(checkpoint)
         checkpoint.rename(directory)
 

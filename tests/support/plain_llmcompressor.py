@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bitmill_engine_kit.calibration import build_samples
 from bitmill_engine_kit.protocol import QuantizeRequest, parse_request
-from bitmill_engine_llmcompressor.recipes import quantization_scheme
+from bitmill_engine_llmcompressor.recipes import TARGET, quantization_scheme
 
 
 def main() -> None:
@@ -48,8 +48,10 @@ def _quantize(request: QuantizeRequest, directory: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(request.source_dir)
     model = AutoModelForCausalLM.from_pretrained(request.source_dir)
     samples = build_samples(request.calibration, tokenizer, request.recipe.seed)
+    scheme = quantization_scheme(request.recipe.treatment, request.recipe.activation_order, [TARGET])
     modifier = GPTQModifier(
-        config_groups={"group_0": quantization_scheme(request.recipe)},
+        config_groups={"group_0": scheme},
+        actorder=scheme.weights.actorder,
         ignore=["lm_head"],
         dampening_frac=request.recipe.dampening_frac,
     )

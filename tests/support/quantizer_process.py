@@ -70,7 +70,8 @@ def quantizer_process(place: Place, *held: str) -> Iterator[QuantizerProcess]:
         f"--source-roots={place.sources.as_uri()}",
         f"--artifact-root={place.artifacts.as_uri()}",
         f"--work-dir={place.work}",
-        f"--engine-python={place.engine_python}",
+        f"--llmcompressor-python={place.engine_python}",
+        f"--verifier-python={place.engine_python}",
         "--address=127.0.0.1:0",
     ]
     process = subprocess.Popen(

@@ -21,10 +21,12 @@ from bitmill_quantizer.__main__ import build_server
 from bitmill_quantizer.catalog import ArtifactCatalog
 from bitmill_quantizer.dbos_jobs import DbosJobs
 from bitmill_quantizer.engine_process import EngineProcess
-from bitmill_quantizer.pipeline import Workshop
+from bitmill_quantizer.engines import ENGINES
 from bitmill_quantizer.planner import Planner
 from bitmill_quantizer.ports import JobBoard
 from bitmill_quantizer.service import QuantizationService
+from bitmill_quantizer.verifier_process import VerifierProcess
+from bitmill_quantizer.workshop import Workshop
 from support import fake_quantization_engine as fake_engine
 from support.checkpoints import write_checkpoint
 
@@ -37,12 +39,16 @@ class RoomyHost:
 
     disk_bytes: int = 1 << 50
     total_memory_bytes: int = 1 << 50
+    cuda: bool = False
 
     def free_disk_bytes(self, directory: Path) -> int:
         return self.disk_bytes
 
     def memory_bytes(self) -> int:
         return self.total_memory_bytes
+
+    def has_cuda(self) -> bool:
+        return self.cuda
 
 
 class Place:
@@ -76,10 +82,11 @@ class Place:
 
     def workshop_in(self, sources: Stores, artifacts: Stores, artifact_root: str) -> Workshop:
         """What jobs work with here, in any stores."""
-        engine = EngineProcess("fake", self.engine_python, "fake_engine", "install it")
+        engines = {name: EngineProcess(name, self.engine_python, "fake_engine", "install it") for name in ENGINES}
         root = artifacts.open(artifact_root, "artifact_root")
-        planner = Planner(sources, root, engine, self.host, self.work)
-        return Workshop(sources, artifacts, artifact_root, engine, planner)
+        verifier = VerifierProcess(self.engine_python, "fake_verifier", "install it")
+        planner = Planner(sources, root, engines, self.host, self.work, verifier=verifier)
+        return Workshop(sources, artifacts, artifact_root, engines, planner, verifier)
 
     def leftovers(self) -> list[str]:
         """What lies in the work directory beside the database and the lock."""

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from bitmill_engine_llmcompressor.adaptive_choice import (
     MAX_STATES,
+    Choice,
     Option,
-    Plan,
     cheapest,
+    cheapest_that_holds,
     lightest,
     total_cost,
     total_weight,
@@ -31,7 +32,7 @@ def groups_of(cost: st.SearchStrategy[float], weight: st.SearchStrategy[float]) 
     return st.lists(st.lists(option, min_size=1, max_size=4), min_size=1, max_size=6)
 
 
-def every_plan(groups: Groups) -> list[Plan]:
+def every_plan(groups: Groups) -> list[Choice]:
     return list(product(*(range(len(options)) for options in groups)))
 
 
@@ -104,3 +105,31 @@ def test_a_model_of_a_hundred_layers_is_planned_to_within_a_thousandth() -> None
     assert bound <= total_cost(groups, plan) <= bound * 1.001
     assert total_cost(groups, plan) < 0.5 * total_cost(groups, (1,) * 400)
     assert MAX_STATES >= 100
+
+
+@given(
+    groups=groups_of(small_sizes.map(float), losses),
+    factor=st.floats(0.2, 5),
+    most=st.floats(0, 60),
+    guess=st.floats(0, 60),
+)
+def test_a_choice_that_holds_as_measured_is_found_where_the_prediction_is_off(
+    groups: Groups, factor: float, most: float, guess: float
+) -> None:
+    """What is measured is some multiple of what is predicted: the result keeps the limit, and so does no cheaper one of
+    those that a limit on the prediction gives, but for the width that the trials leave."""
+    trials: list[Choice] = []
+
+    def holds(choice: Choice) -> bool:
+        trials.append(choice)
+        return factor * total_weight(groups, choice) <= most
+
+    choice = cheapest_that_holds(groups, guess, holds, 12)
+    assert len(trials) <= 13
+    assert len(set(trials)) == len(trials)
+    if choice is None:
+        assert factor * total_weight(groups, lightest(groups)) > most
+        return
+    assert factor * total_weight(groups, choice) <= most
+    tighter = cheapest(groups, most / factor * 0.9)
+    assert tighter is None or total_cost(groups, choice) <= total_cost(groups, tighter) or most / factor > 16 * guess

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bitmill_common.checkpoint import Checkpoint, TensorInfo, inspect_checkpoint
-from bitmill_common.errors import FailedPreconditionError
+from bitmill_common.errors import FailedPreconditionError, PermissionDeniedError
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.safetensors import DTYPE_BITS
 from bitmill_common.stores import Stores
@@ -327,3 +327,75 @@ def test_the_weights_of_the_example_are_small_numbers(tmp_path: Path, dtype: str
     values = struct.unpack(f"<500{'e' if dtype == 'F16' else 'f'}", data)
     assert all(2**-8 < abs(value) < 2**-4 for value in values)
     assert min(values) < 0 < max(values)
+
+
+def hub_cache(checkpoint: Path, repository: Path) -> Path:
+    """Lays a checkpoint out as the Hub's cache does, every file a link to a blob, and returns the snapshot."""
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / "0123abcd"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for index, path in enumerate(sorted(checkpoint.iterdir())):
+        path.rename(blobs / f"{index:064x}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{index:064x}")
+    return snapshot
+
+
+def test_links_within_the_roots_are_followed(sharded: Path, tmp_path: Path) -> None:
+    """As in the Hub's cache, whose snapshots are links to blobs beside them."""
+    before = inspect(sharded)
+    repository = tmp_path / "models--org--name"
+    snapshot = hub_cache(sharded, repository)
+    store = Stores([repository.as_uri()]).open(snapshot.as_uri(), "uri")
+    assert inspect_checkpoint(store) == before
+
+
+def test_links_out_of_the_roots_are_not_followed(sharded: Path, tmp_path: Path) -> None:
+    """A root at the snapshot alone does not contain its blobs."""
+    snapshot = hub_cache(sharded, tmp_path / "models--org--name")
+    with pytest.raises(PermissionDeniedError) as raised:
+        inspect_checkpoint(Stores([snapshot.as_uri()]).open(snapshot.as_uri(), "uri"))
+    assert raised.value.reason == "URI_OUTSIDE_ROOTS"
+
+
+def test_a_link_that_ends_nowhere_is_a_missing_file(sharded: Path, tmp_path: Path) -> None:
+    """As after an interrupted download."""
+    (sharded / FIRST_SHARD).unlink()
+    (sharded / FIRST_SHARD).symlink_to("../blobs/gone")
+    assert refuse(sharded, "SHARD_MISSING").metadata["shards"] == FIRST_SHARD
+
+
+def test_a_tensor_in_two_shards(sharded: Path) -> None:
+    """Nobody can say which counts."""
+    other = FIRST_SHARD.replace("00001", "00002")
+    index = json.loads((sharded / INDEX).read_bytes())
+    held = [name for name, shard in index["weight_map"].items() if shard == FIRST_SHARD]
+    (sharded / other).write_bytes((sharded / FIRST_SHARD).read_bytes())
+    index["weight_map"] = {name: shard for name, shard in index["weight_map"].items() if shard != other}
+    index["weight_map"][held[0]] = other
+    (sharded / INDEX).write_text(json.dumps(index))
+    message = refuse(sharded, "INDEX_INVALID").message
+    assert FIRST_SHARD in message
+    assert other in message
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "tokenizer.model"])
+def test_an_empty_companion(directory: Path, name: str) -> None:
+    """Left by a download that was cut off."""
+    (directory / name).write_bytes(b"")
+    assert refuse(directory, "FILE_EMPTY").metadata["file"] == name
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("config.json", "CONFIG_INVALID"), (WEIGHTS, "HEADER_INVALID"), (INDEX, "INDEX_INVALID")]
+)
+def test_an_empty_file_of_the_model(directory: Path, name: str, reason: str) -> None:
+    if name == INDEX:
+        (directory / WEIGHTS).unlink()
+    (directory / name).write_bytes(b"")
+    assert refuse(directory, reason).metadata["file"] == name
+
+
+def test_empty_files_that_nobody_reads_do_not_matter(directory: Path) -> None:
+    (directory / "merges.txt").write_bytes(b"")
+    (directory / "LICENSE").write_bytes(b"")
+    assert inspect(directory).architecture == "LlamaForCausalLM"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from bitmill_inference.models.memory import (
     MemoryNeed,
     ServerMemory,
     check_fits,
+    gpu_memory_utilization,
     memory_need,
     weight_bytes,
 )
@@ -132,11 +134,11 @@ def test_the_cache_has_its_default_on_the_cpu_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "kv_cache", "available"),
     [
-        ({}, 0, 60 * GIB),  # free
+        ({"kv_cache_memory_bytes": 10 * GIB}, 10 * GIB, 50 * GIB),  # of 60 that are free
         ({"gpu_memory_utilization": 0.5}, 0, 40 * GIB),  # of 80 in all
         ({"gpu_memory_utilization": 0.5}, 10 * GIB, 50 * GIB),  # which a given cache size overrules
-        ({"tensor_parallel_size": 2}, 0, 120 * GIB),  # half on each
-        ({"cpu_offload_gb": 4}, 0, 64 * GIB),
+        ({"gpu_memory_utilization": 0.75, "tensor_parallel_size": 2}, 0, 120 * GIB),  # half on each
+        ({"gpu_memory_utilization": 0.75, "cpu_offload_gb": 4}, 0, 64 * GIB),
     ],
 )
 def test_a_gpu_needs_its_share_of_the_weights_and_a_cache(
@@ -244,3 +246,30 @@ def test_the_host_has_what_the_kernel_and_every_control_group_allow(
 def test_this_host_has_memory() -> None:
     """The real files can be read."""
     assert host_available_bytes() > 2**20
+
+
+@pytest.mark.parametrize(
+    ("options", "kv_cache", "share"),
+    [
+        ({}, 0, 0.92),
+        ({"gpu_memory_utilization": 0.5}, 0, 0.5),
+        ({"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": GIB}, GIB, 0.5),
+    ],
+)
+def test_the_share_of_a_gpu_that_the_engine_may_use_has_to_be_free(
+    options: dict[str, object], kv_cache: int, share: float
+) -> None:
+    """vLLM does not start otherwise, however small the model is: refused before a process is, with both numbers."""
+    wanted = math.floor(80 * GIB * share)
+    check_fits(need(Device.CUDA, GIB, kv_cache, **options), ServerMemory(0, (DeviceMemory(80 * GIB, wanted),)))
+    with pytest.raises(ResourceExhaustedError, match=f"gpu_memory_utilization {share:g} has to be free") as caught:
+        check_fits(need(Device.CUDA, GIB, kv_cache, **options), ServerMemory(0, (DeviceMemory(80 * GIB, wanted - 1),)))
+    assert caught.value.metadata["needed_bytes"] == str(wanted)
+    assert caught.value.metadata["available_bytes"] == str(wanted - 1)
+
+
+def test_a_model_with_a_cache_of_a_given_size_starts_beside_others() -> None:
+    """It needs its weights and its cache, and no share of the GPU."""
+    options = EngineOptions(kv_cache_memory_bytes=2 * GIB)
+    assert math.floor(80 * GIB * gpu_memory_utilization(options)) < GIB
+    check_fits(MemoryNeed(GIB, 2 * GIB, options, Device.CUDA), ServerMemory(0, (DeviceMemory(80 * GIB, 3 * GIB),)))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,27 @@ from hypothesis import strategies as st
 from bitmill_common.artifact import ArtifactFile, Device, DeviceSupport, Manifest
 from bitmill_common.errors import DataLossError, FailedPreconditionError
 from bitmill_common.manifest import content_digest, from_json, to_json
-from bitmill_common.measurements import Evaluation
-from bitmill_common.recipes import Calibration, Recipe, Scheme
+from bitmill_common.measurements import (
+    CalibrationUse,
+    Evaluation,
+    LayerLoss,
+    ModuleResult,
+    PhaseCost,
+    Sensitivity,
+    Verification,
+)
+from bitmill_common.recipes import (
+    ActivationOrder,
+    AdaptiveSearch,
+    Algorithm,
+    Calibration,
+    KvCacheScheme,
+    ModuleRule,
+    Packing,
+    Recipe,
+    Scheme,
+    Treatment,
+)
 from support.manifests import make_manifest
 
 URI = "s3://bucket/artifacts/a/1/manifest.json"
@@ -35,15 +55,45 @@ paths = st.lists(segments, min_size=1, max_size=3).map("/".join)
 files = st.lists(st.builds(ArtifactFile, paths, sizes, digests), min_size=1, unique_by=lambda file: file.path).map(
     lambda found: tuple(sorted(found, key=lambda file: file.path))
 )
+group_sizes = st.integers(-1, 1024)
+text_lists = st.lists(texts, max_size=3).map(tuple)
+treatments = st.builds(Treatment, st.sampled_from(Scheme), st.sampled_from(Algorithm), group_sizes, st.booleans())
+searches = st.builds(
+    AdaptiveSearch,
+    candidates=st.lists(treatments, max_size=3).map(tuple),
+    max_size_bytes=st.none() | counts,
+    max_perplexity_ratio=st.none() | numbers,
+    num_samples=small_counts,
+)
 recipes = st.builds(
     Recipe,
     scheme=st.sampled_from(Scheme),
-    group_size=st.integers(-1, 1024),
+    group_size=group_sizes,
     symmetric=st.booleans(),
-    ignore=st.lists(texts, max_size=3).map(tuple),
+    ignore=text_lists,
     dampening_frac=numbers,
     seed=counts,
+    algorithm=st.sampled_from(Algorithm),
+    activation_order=st.sampled_from(ActivationOrder),
+    rules=st.lists(st.builds(ModuleRule, texts, treatments), max_size=3).map(tuple),
+    kv_cache=st.none() | st.sampled_from(KvCacheScheme),
+    smoothing_strength=numbers,
+    adaptive=st.none() | searches,
 )
+evaluations = st.builds(
+    Evaluation,
+    source_perplexity=numbers,
+    artifact_perplexity=numbers,
+    mean_kl_divergence=numbers,
+    num_tokens=counts,
+    p99_kl_divergence=numbers,
+    top1_agreement=numbers,
+    layer_losses=st.lists(st.builds(LayerLoss, texts, numbers), max_size=3).map(tuple),
+)
+modules = st.builds(
+    ModuleResult, texts, st.sampled_from(Scheme), group_sizes, st.none() | numbers, st.none() | numbers, texts
+)
+sensitivities = st.builds(Sensitivity, text_lists, st.sampled_from(Scheme), group_sizes, numbers, counts, st.booleans())
 manifests = st.builds(
     Manifest,
     name=texts,
@@ -53,10 +103,16 @@ manifests = st.builds(
     source_digest=texts,
     source_size_bytes=counts,
     recipe=recipes,
-    calibration=st.builds(Calibration, texts, small_counts, small_counts),
-    calibration_digest=texts,
+    calibration=st.builds(Calibration, texts, small_counts, small_counts, st.sampled_from(Packing)),
+    calibration_use=st.none() | st.builds(CalibrationUse, texts, counts, counts, counts, text_lists),
+    format=texts,
+    modules=st.lists(modules, max_size=3).map(tuple),
+    sensitivities=st.lists(sensitivities, max_size=3).map(tuple),
+    phase_costs=st.lists(st.builds(PhaseCost, texts, st.floats(0, 1e9), counts, counts), max_size=3).map(tuple),
+    verification=st.none()
+    | st.builds(Verification, texts, small_counts, texts, st.dictionaries(texts, texts, max_size=3), texts),
     devices=st.lists(st.builds(DeviceSupport, st.sampled_from(Device), small_counts), max_size=3).map(tuple),
-    evaluation=st.builds(Evaluation, numbers, numbers, numbers, counts),
+    evaluation=evaluations,
     engine=texts,
     job_id=texts,
     create_time=st.datetimes(timezones=st.just(UTC)),
@@ -163,7 +219,8 @@ def with_value(value: object, *path: str | int) -> Callable[[Any], None]:
     return change
 
 
-FIELDS = [(key,) for key in json.loads(to_json(make_manifest()))] + [
+LATER_FIELDS = ("format", "modules", "sensitivities", "phase_costs", "calibration_use")
+FIELDS = [(key,) for key in json.loads(to_json(make_manifest())) if key not in LATER_FIELDS] + [
     ("source", "uri"),
     ("recipe", "scheme"),
     ("recipe", "seed"),
@@ -172,12 +229,32 @@ FIELDS = [(key,) for key in json.loads(to_json(make_manifest()))] + [
 ]
 
 
+def test_a_manifest_of_the_first_release_is_read_as_it_was_made() -> None:
+    """GPTQ in static order, concatenated samples, and nothing measured that was not measured then."""
+    manifest = from_json((Path(__file__).parent / "data/manifest-0.1.json").read_bytes(), URI)
+    assert manifest.recipe == Recipe(
+        Scheme.W4A16,
+        64,
+        algorithm=Algorithm.GPTQ,
+        activation_order=ActivationOrder.STATIC,
+        ignore=("lm_head",),
+        dampening_frac=0.01,
+        seed=0,
+    )
+    assert manifest.calibration == Calibration("", 32, 512, Packing.CONCATENATE)
+    assert manifest.calibration_use == CalibrationUse("sha256:" + "2" * 64)
+    assert manifest.evaluation == Evaluation(20.5, 21.25, 0.03125, 4096)
+    assert (manifest.format, manifest.modules, manifest.phase_costs) == ("compressed-tensors", (), ())
+    assert manifest.verification is None
+    assert from_json(to_json(manifest), URI) == manifest
+
+
 @pytest.mark.parametrize("path", FIELDS, ids=".".join)
 def test_a_manifest_without_a_field_is_invalid(path: tuple[str, ...]) -> None:
     refuse(without(*path))
 
 
-@pytest.mark.parametrize("path", FIELDS, ids=".".join)
+@pytest.mark.parametrize("path", [*FIELDS, *((key,) for key in LATER_FIELDS)], ids=".".join)
 def test_a_field_of_another_type_is_invalid(path: tuple[str, ...]) -> None:
     refuse(with_value(None, *path))
 
@@ -212,6 +289,20 @@ def test_a_field_of_another_type_is_invalid(path: tuple[str, ...]) -> None:
         with_value(2**32, "devices", 0, "min_compute_capability"),
         with_value(2**32, "calibration", "num_samples"),
         with_value(2**32, "calibration", "max_sequence_length"),
+        with_value("MAYBE", "recipe", "algorithm"),
+        with_value("RANDOM", "recipe", "activation_order"),
+        with_value([{"pattern": "x"}], "recipe", "rules"),
+        with_value(["x"], "recipe", "rules"),
+        with_value("FP4", "recipe", "kv_cache"),
+        with_value("0.8", "recipe", "smoothing_strength"),
+        with_value({}, "recipe", "adaptive"),
+        with_value("STACK", "calibration", "packing"),
+        with_value([1], "modules"),
+        with_value([{"name": "a", "scheme": "W2A16", "group_size": 0, "remark": ""}], "modules"),
+        with_value([{"phase": "SAVE", "duration_s": -1.0}], "phase_costs"),
+        with_value({}, "calibration_use"),
+        with_value({}, "verification"),
+        with_value(None, "evaluation", "layer_losses"),
     ],
 )
 def test_a_value_that_cannot_be_is_invalid(change: Callable[[Any], None]) -> None:

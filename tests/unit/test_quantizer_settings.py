@@ -39,7 +39,7 @@ def test_the_environment_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
         {"drain_grace_s": -1},
         {"drain_grace_s": math.inf},
         {"work_dir": "~no-such-user/work"},
-        {"engine_python": "~no-such-user/python"},
+        {"llmcompressor_python": "~no-such-user/python"},
         {"artifact_root": "/artifacts"},
         {"address": "localhost"},
     ],

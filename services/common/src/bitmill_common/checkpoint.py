@@ -1,4 +1,4 @@
-"""What a Hugging Face checkpoint in a store is, from its config and its safetensors headers alone.
+"""What a Hugging Face checkpoint or a GGUF file in a store is, from its config and the headers of its weights alone.
 
 Nothing is downloaded whole and nothing of it is run: Python files, pickles and files of other formats are left out.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from bitmill_common import uris
+from bitmill_common import gguf_checkpoint, uris
 from bitmill_common.errors import FailedPreconditionError, NotFoundError
+from bitmill_common.gguf import GgufError, GgufHeader, read_gguf_header
 from bitmill_common.object_store import ObjectInfo, ObjectStore
 from bitmill_common.safetensors import HeaderError, TensorInfo, read_header, require_unicode
 
@@ -23,9 +24,11 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 
+GGUF_SUFFIX = ".gguf"
+
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "spiece.model", "vocab.json", "vocab.txt")
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
-_NOT_OF_THE_CHECKPOINT = _PICKLES | {".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".tflite", ".py"}
+_NOT_OF_THE_CHECKPOINT = _PICKLES | {".safetensors", GGUF_SUFFIX, ".h5", ".msgpack", ".onnx", ".ot", ".tflite", ".py"}
 
 _MAX_JSON_BYTES = 64 * 2**20
 _MAX_FILES = 10_000
@@ -38,6 +41,8 @@ class Checkpoint:
     `architecture`: the model class that the config names first. `tensors`: by name. `files`: what the checkpoint needs,
     sorted by path, so not its duplicates in other formats. `size_bytes`: of these files. `num_parameters`: elements of
     all tensors. `quantization`: the config's quantization_config, None for a checkpoint that is not quantized.
+
+    Of a GGUF file, config and tensors are those that transformers makes of it, dequantized to 16 bits.
     """
 
     config: dict[str, Any]
@@ -54,9 +59,24 @@ def inspect_checkpoint(store: ObjectStore) -> Checkpoint:
 
     `FailedPreconditionError`, whose metadata names the URI and the file where there is one: SOURCE_NOT_FOUND,
     CONFIG_MISSING, CONFIG_INVALID, WEIGHTS_MISSING, PICKLE_ONLY, GGUF_UNSUPPORTED, INDEX_INVALID, SHARD_MISSING (all
-    missing ones in `shards`), HEADER_INVALID (`problem` TRUNCATED or MALFORMED), TOKENIZER_MISSING.
+    missing ones in `shards`), HEADER_INVALID (`problem` TRUNCATED or MALFORMED), FILE_EMPTY, TOKENIZER_MISSING.
     """
-    present = _list_files(store)
+    return _inspect_directory(store, _list_files(store))
+
+
+def inspect_source(store: ObjectStore, file: str = "") -> Checkpoint:
+    """Inspects the checkpoint that `store` is rooted at, or the GGUF file `file` in it alone.
+
+    A directory without safetensors and with one GGUF file is that file, with the tokenizer beside it if there is one.
+    Errors as of `inspect_checkpoint`; GGUF_UNSUPPORTED for what cannot be read of that format, GGUF_AMBIGUOUS for a
+    directory with several such files.
+    """
+    present = {file: _head(store, file)} if file else _list_files(store)
+    gguf = file or _find_gguf(store, present)
+    return _inspect_gguf(store, present, gguf) if gguf else _inspect_directory(store, present)
+
+
+def _inspect_directory(store: ObjectStore, present: dict[str, ObjectInfo]) -> Checkpoint:
     config = _read_config(store, present)
     shards = _find_shards(store, present)
     tensors: dict[str, TensorInfo] = {}
@@ -64,10 +84,39 @@ def inspect_checkpoint(store: ObjectStore) -> Checkpoint:
         found = _read_shard(store, present[shard])
         if absent := sorted(expected - found.keys()):
             raise _invalid_index(store, f"{shard} lacks the tensor {absent[0]}, which the index names")
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise _invalid_index(store, f"{tensors[twice[0]].file} and {shard} both hold the tensor {twice[0]}")
         tensors |= found
-    if not any(name in present for name in _TOKENIZERS):
+    if not _has_tokenizer(present):
         raise _refuse(store, "TOKENIZER_MISSING", f"has no tokenizer: none of {', '.join(_TOKENIZERS)}")
-    files = tuple(info for info in present.values() if info.path in shards or _is_wanted(info.path))
+    return _checkpoint(store, config, tensors, present, shards)
+
+
+def _inspect_gguf(store: ObjectStore, present: dict[str, ObjectInfo], file: str) -> Checkpoint:
+    try:
+        header: GgufHeader = read_gguf_header(store, present[file])
+    except GgufError as error:
+        message = f"has a broken {file}: {error}"
+        raise _refuse(store, "HEADER_INVALID", message, file=file, problem=error.problem) from error
+    if (why := gguf_checkpoint.unsupported(header)) is not None:
+        raise _refuse(store, "GGUF_UNSUPPORTED", f"cannot be read: {file} {why}", file=file)
+    config, tensors = gguf_checkpoint.config_of(header), gguf_checkpoint.tensors_of(header, file)
+    if not _has_tokenizer(present) and not header.lengths.get("tokenizer.ggml.tokens"):
+        raise _refuse(store, "TOKENIZER_MISSING", f"has no tokenizer: {file} holds none", file=file)
+    return _checkpoint(store, config, tensors, present, [file])
+
+
+def _checkpoint(
+    store: ObjectStore,
+    config: dict[str, Any],
+    tensors: dict[str, TensorInfo],
+    present: dict[str, ObjectInfo],
+    weights: Container[str],
+) -> Checkpoint:
+    files = tuple(info for info in present.values() if info.path in weights or _is_wanted(info.path))
+    for info in files:
+        if not info.size_bytes and info.path.endswith((".json", *_TOKENIZERS)):
+            raise _refuse(store, "FILE_EMPTY", f"has an empty {info.path}", file=info.path)
     return Checkpoint(
         config=config,
         architecture=config["architectures"][0],
@@ -94,13 +143,38 @@ def _list_files(store: ObjectStore) -> dict[str, ObjectInfo]:
     return {info.path: info for info in listed if "/" not in info.path}
 
 
+def _head(store: ObjectStore, file: str) -> ObjectInfo:
+    try:
+        return store.head(file)
+    except NotFoundError as error:
+        raise _refuse(store, "SOURCE_NOT_FOUND", f"has no {file}", file=file) from error
+
+
+def _find_gguf(store: ObjectStore, present: Iterable[str]) -> str | None:
+    """Returns the GGUF file that a directory is all about; None where there are safetensors, or no such file."""
+    by_suffix: dict[str, list[str]] = {}
+    for name in present:
+        by_suffix.setdefault(PurePosixPath(name).suffix, []).append(name)
+    files = by_suffix.get(GGUF_SUFFIX, [])
+    if not files or ".safetensors" in by_suffix:
+        return None
+    if len(files) > 1:
+        names = ", ".join(files)
+        raise _refuse(store, "GGUF_AMBIGUOUS", f"holds several GGUF files, {names}: name one of them", files=names)
+    return files[0]
+
+
+def _has_tokenizer(present: Container[str]) -> bool:
+    return any(name in present for name in _TOKENIZERS)
+
+
 def _is_wanted(name: str) -> bool:
     return not name.startswith(".") and PurePosixPath(name).suffix not in _NOT_OF_THE_CHECKPOINT
 
 
 def _read_config(store: ObjectStore, present: dict[str, ObjectInfo]) -> dict[str, Any]:
     if CONFIG not in present:
-        if any(name.endswith(".gguf") for name in present):
+        if any(name.endswith(GGUF_SUFFIX) for name in present):
             raise _refuse_gguf(store)
         raise _refuse(store, "CONFIG_MISSING", f"has no {CONFIG}", file=CONFIG)
     try:
@@ -151,7 +225,7 @@ def _refuse_without_weights(store: ObjectStore, present: Iterable[str]) -> Faile
     suffixes = {PurePosixPath(name).suffix for name in present}
     if ".safetensors" in suffixes:
         return _refuse_missing(store, [WEIGHTS_INDEX])
-    if ".gguf" in suffixes:
+    if GGUF_SUFFIX in suffixes:
         return _refuse_gguf(store)
     if suffixes & _PICKLES:
         return _refuse(store, "PICKLE_ONLY", "has pickled weights alone, which can run code; convert to safetensors")
@@ -159,7 +233,7 @@ def _refuse_without_weights(store: ObjectStore, present: Iterable[str]) -> Faile
 
 
 def _refuse_gguf(store: ObjectStore) -> FailedPreconditionError:
-    return _refuse(store, "GGUF_UNSUPPORTED", "is in GGUF format; convert it to safetensors")
+    return _refuse(store, "GGUF_UNSUPPORTED", "is in GGUF format; quantize it to an artifact, or convert it")
 
 
 def _invalid_index(store: ObjectStore, message: str) -> FailedPreconditionError:

@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 from bitmill.artifact.v1 import artifact_service_pb2, artifact_service_pb2_grpc
 from bitmill.quantizer.v1 import quantizer_service_pb2, quantizer_service_pb2_grpc
@@ -21,14 +22,13 @@ from bitmill_quantizer.catalog import ArtifactCatalog
 from bitmill_quantizer.dbos_jobs import DbosJobs
 from bitmill_quantizer.engine_process import EngineProcess
 from bitmill_quantizer.host import LinuxHost
-from bitmill_quantizer.pipeline import Workshop
 from bitmill_quantizer.planner import Planner
 from bitmill_quantizer.service import QuantizationService
 from bitmill_quantizer.servicer import QuantizerServicer
 from bitmill_quantizer.settings import Settings
+from bitmill_quantizer.verifier_process import VerifierProcess
+from bitmill_quantizer.workshop import Workshop
 
-ENGINE = "llmcompressor"
-_INSTALL_HINT = "`make setup` installs it; BITMILL_QUANTIZER_ENGINE_PYTHON names another interpreter"
 # Watchers and calls wait in threads for the database and the stores; each is short except for verifications.
 _CALL_THREADS = 32
 
@@ -51,10 +51,22 @@ def build_workshop(settings: Settings) -> Workshop:
     """Wires what jobs work with. `ValueError` for roots or store options that cannot be used."""
     sources = Stores(settings.source_roots, settings.store_options)
     artifacts = Stores([settings.artifact_root], settings.store_options)
-    engine = EngineProcess(ENGINE, settings.engine_python, settings.engine_module, _INSTALL_HINT)
+    engines = {name: _engine(name, python) for name, python in settings.engine_pythons.items()}
     root = artifacts.open(settings.artifact_root, "artifact_root")
-    planner = Planner(sources, root, engine, LinuxHost(), settings.work_dir)
-    return Workshop(sources, artifacts, settings.artifact_root, engine, planner)
+    verifier = _verifier(settings.verifier_python) if settings.verifier_python else None
+    planner = Planner(sources, root, engines, LinuxHost(), settings.work_dir, verifier=verifier)
+    return Workshop(sources, artifacts, settings.artifact_root, engines, planner, verifier)
+
+
+def _engine(name: str, python: Path) -> EngineProcess:
+    variable = f"BITMILL_QUANTIZER_{name.upper()}_PYTHON"
+    hint = f"`make setup-engine-{name}` installs it; {variable} names another interpreter"
+    return EngineProcess(name, python, f"bitmill_engine_{name}", hint)
+
+
+def _verifier(python: Path) -> VerifierProcess:
+    hint = "`make setup` installs it; BITMILL_QUANTIZER_VERIFIER_PYTHON names another interpreter, or none"
+    return VerifierProcess(python, "bitmill_inference.verify", hint)
 
 
 def build_server(service: QuantizationService, catalog: ArtifactCatalog) -> GrpcServer:

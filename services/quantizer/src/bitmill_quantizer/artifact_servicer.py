@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bitmill.artifact.v1 import artifact_service_pb2 as pb
 from bitmill.artifact.v1 import artifact_service_pb2_grpc
-from bitmill_quantizer import convert
+from bitmill_quantizer import convert_artifact
 from bitmill_quantizer.catalog import ArtifactCatalog
 
 
@@ -17,13 +17,13 @@ class ArtifactServicer(artifact_service_pb2_grpc.ArtifactServiceServicer):
     async def GetArtifact(self, request: pb.GetArtifactRequest, context: object) -> pb.GetArtifactResponse:
         """See `artifact_service.proto`."""
         uri, manifest = await self._catalog.get(request.uri)
-        return pb.GetArtifactResponse(artifact=convert.artifact_proto(uri, manifest))
+        return pb.GetArtifactResponse(artifact=convert_artifact.artifact_proto(uri, manifest))
 
     async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: object) -> pb.ListArtifactsResponse:
         """See `artifact_service.proto`."""
         page = await self._catalog.list(request.name, request.page_size, request.page_token)
         return pb.ListArtifactsResponse(
-            artifacts=[convert.artifact_proto(uri, manifest, with_files=False) for uri, manifest in page.artifacts],
+            artifacts=[convert_artifact.artifact_proto(uri, manifest, whole=False) for uri, manifest in page.artifacts],
             next_page_token=page.next_page_token,
         )
 
@@ -32,6 +32,6 @@ class ArtifactServicer(artifact_service_pb2_grpc.ArtifactServiceServicer):
         verification = await self._catalog.verify(request.uri)
         return pb.VerifyArtifactResponse(
             intact=not verification.faults,
-            faults=[convert.fault_proto(fault) for fault in verification.faults],
+            faults=[convert_artifact.fault_proto(fault) for fault in verification.faults],
             verified_bytes=verification.verified_bytes,
         )

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -43,11 +44,11 @@ from bitmill_quantizer.jobs import (
     JobState,
 )
 from bitmill_quantizer.journal import Claim, Journal, Summary
-from bitmill_quantizer.ports import JobControl, RunningJob, StepRunner
+from bitmill_quantizer.ports import Done, JobControl, RunningJob, StepRunner
 from bitmill_quantizer.specs import QuantizationSpec
 from bitmill_quantizer.step_control import StepControl
 
-JOB_SCHEMA = "job-schema-1"
+JOB_SCHEMA = "job-schema-2"
 # Servers that are stopped in an orderly way count too, so a long job must outlive some upgrades.
 MAX_RECOVERIES = 10
 
@@ -220,13 +221,13 @@ class DbosJobs:
     def _work(self, job_id: str, spec: QuantizationSpec) -> dict[str, str]:
         job = RunningJob(job_id, spec, self._jobs_dir / job_id)
 
-        def step(phase: JobPhase, result_type: type[T], work: Callable[[JobControl], T]) -> T:
-            result = TypeAdapter(result_type)
+        def step(phase: JobPhase, result_type: type[T], work: Callable[[JobControl], T]) -> Done[T]:
+            done: TypeAdapter[Done[T]] = TypeAdapter(Done[result_type])  # type: ignore[valid-type]
             recorded = DBOS.run_step(
                 {"name": phase.value},
-                lambda: result.dump_python(self._run_phase(job_id, phase, work), mode="json"),
+                lambda: done.dump_python(self._run_phase(job_id, phase, work), mode="json"),
             )
-            return result.validate_python(recorded)
+            return done.validate_python(recorded)
 
         with self._counted(), structlog.contextvars.bound_contextvars(job_id=job_id):
             try:
@@ -249,7 +250,8 @@ class DbosJobs:
             log.info("job_succeeded", artifact_uri=uri)
             return {"artifact_uri": uri}
 
-    def _run_phase(self, job_id: str, phase: JobPhase, work: Callable[[JobControl], T]) -> T:
+    def _run_phase(self, job_id: str, phase: JobPhase, work: Callable[[JobControl], T]) -> Done[T]:
+        start = time.monotonic()
         control = StepControl(job_id, phase, self._journal, self._stopping)
         try:
             control.begin()
@@ -261,7 +263,7 @@ class DbosJobs:
             raise dbos_error.DBOSWorkflowCancelledError(f"job {job_id} is cancelled") from cancelled
         except Exception as error:
             raise _to_portable(error, phase) from error
-        return result
+        return Done(result, time.monotonic() - start)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 from pathlib import Path
@@ -23,3 +24,12 @@ class LinuxHost:
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else "max"
         return min(installed, int(limit)) if limit.isdigit() else installed
+
+    def has_cuda(self) -> bool:
+        """Whether NVIDIA's driver finds a GPU that this process may use. Takes no memory of it."""
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return False
+        count = ctypes.c_int()
+        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0

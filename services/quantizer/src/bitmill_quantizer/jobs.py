@@ -33,6 +33,7 @@ class JobPhase(enum.Enum):
     QUANTIZE = "QUANTIZE"
     EVALUATE = "EVALUATE"
     SAVE = "SAVE"
+    VERIFY = "VERIFY"
     UPLOAD = "UPLOAD"
     PUBLISH = "PUBLISH"
 

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from bitmill_common.checkpoint import Checkpoint
-from bitmill_quantizer.specs import REGEX_PREFIX
+from bitmill_common.gguf_checkpoint import MAX_EXPERTS
+from bitmill_quantizer.patterns import REGEX_PREFIX
 
 # Decoder-only models whose quantizable weights are all Linear layers below `layers`, those of a mixture's experts among
 # them; transformers 5.17, which the engine loads with, knows them, and vLLM 0.32, which serves, has models of its own
@@ -40,6 +41,9 @@ ARCHITECTURES = frozenset(
 _FUSED_GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 OUTPUT_HEAD = "lm_head"
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+_MAX_DECODER_LAYERS = 10_000
+_DECODER_LAYER = re.compile(r".*?\blayers\.(\d{1,9})\.")
 _LINEAR = re.compile(r"(?P<module>.*\blayers\.\d+\..+)\.weight")
 # All experts of a layer, and all three matrices of each, are one kernel's.
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.(?P<leaf>\w+)")
@@ -68,8 +72,22 @@ def linear_layers(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     return layers
 
 
+def missing_decoder_layers(checkpoint: Checkpoint) -> list[int]:
+    """Returns the numbers of the decoder layers that config.json counts and of which there is no tensor."""
+    count = checkpoint.config.get("num_hidden_layers")
+    if type(count) is not int or not 0 < count <= _MAX_DECODER_LAYERS:
+        return []
+    present = {int(match[1]) for name in checkpoint.tensors if (match := _DECODER_LAYER.match(name))}
+    return sorted(set(range(count)) - present)
+
+
+def non_float_tensors(checkpoint: Checkpoint) -> list[str]:
+    """Returns the names of tensors that hold no floating-point numbers of 16 bits or more: already quantized ones."""
+    return [name for name, tensor in checkpoint.tensors.items() if tensor.dtype not in _FLOATS]
+
+
 def _unstack(experts: str, leaf: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if len(shape) != 3:
+    if len(shape) != 3 or shape[0] > MAX_EXPERTS:
         return
     count, rows, columns = shape
     for expert in range(count):

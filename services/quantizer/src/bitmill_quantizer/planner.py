@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bitmill_common.artifact import DeviceSupport
-from bitmill_common.checkpoint import Checkpoint, inspect_checkpoint
+from bitmill_common.checkpoint import Checkpoint
 from bitmill_common.errors import (
     BitmillError,
     FailedPreconditionError,
@@ -19,11 +19,17 @@ from bitmill_common.errors import (
 )
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.stores import Stores
-from bitmill_quantizer import layers, preflight, specs
-from bitmill_quantizer.ports import Engine, Host
-from bitmill_quantizer.preflight import Estimate, Problem
-from bitmill_quantizer.schemes import devices_for
-from bitmill_quantizer.specs import QuantizationSpec, SpecDraft
+from bitmill_quantizer import engine_checks, estimates, preflight, specs
+from bitmill_quantizer.drafts import SpecDraft
+from bitmill_quantizer.durations import DurationEstimate
+from bitmill_quantizer.engines import DEFAULT_ENGINE
+from bitmill_quantizer.estimates import Estimate, SchemeSize
+from bitmill_quantizer.layers import linear_layers
+from bitmill_quantizer.ports import Engine, Host, Verifier
+from bitmill_quantizer.problems import Problem
+from bitmill_quantizer.sources import open_source
+from bitmill_quantizer.specs import QuantizationSpec
+from bitmill_quantizer.treatments import treat
 
 # What a caller can put right; anything else (a store that cannot be reached) is no finding but a failed call.
 _REFUSALS = (NotFoundError, PermissionDeniedError, FailedPreconditionError)
@@ -39,63 +45,85 @@ class Plan:
     estimate: Estimate | None = None
     disk_bytes: int = 0
     devices: tuple[DeviceSupport, ...] = ()
+    scheme_sizes: tuple[SchemeSize, ...] = ()
+    skipped_modules: tuple[str, ...] = ()
+    duration: DurationEstimate | None = None
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans against the stores, the engine and the machine that jobs will really use."""
+    """Plans against the stores, the engines by name and the machine that jobs will really use."""
 
     sources: Stores
     artifacts: ObjectStore
-    engine: Engine
+    engines: Mapping[str, Engine]
     host: Host
     work_dir: Path
+    verifier: Verifier | None = None
 
     def plan_draft(self, draft: SpecDraft) -> Plan:
         """Plans what a caller asked for, however wrong it is. `UnavailableError` when the store cannot be reached."""
         spec, violations = specs.complete(draft)
-        return self._plan(spec, draft.source_uri, draft.calibration_uri, violations)
+        engine = draft.engine or DEFAULT_ENGINE
+        return self._plan(spec, engine, draft.source_uri, draft.calibration.uri, violations)
 
     def plan(self, spec: QuantizationSpec) -> Plan:
         """Plans a valid spec."""
-        return self._plan(spec, spec.source_uri, spec.calibration.uri, [])
+        return self._plan(spec, spec.engine, spec.source_uri, spec.calibration.uri, [])
 
     def _plan(
-        self, spec: QuantizationSpec | None, source_uri: str, calibration_uri: str, violations: list[FieldViolation]
+        self,
+        spec: QuantizationSpec | None,
+        engine: str,
+        source_uri: str,
+        calibration_uri: str,
+        violations: list[FieldViolation],
     ) -> Plan:
         problems = [_problem_of(violation) for violation in violations]
-        problems += _problems_of(self.engine.require_installed)
+        if engine in self.engines:
+            problems += _problems_of(self.engines[engine].require_installed)
+            problems += engine_checks.device_problems(engine, self.host)
+        if self.verifier is not None:
+            problems += _problems_of(self.verifier.require_installed)
         source: ObjectStore | None = None
         checkpoint: Checkpoint | None = None
 
-        def open_source() -> None:
+        def inspect() -> None:
             nonlocal source, checkpoint
-            source = self.sources.open(source_uri, "spec.source_uri")
-            checkpoint = inspect_checkpoint(source)
+            opened = open_source(self.sources, source_uri, "spec.source_uri")
+            source, checkpoint = opened.store, opened.inspect()
 
         wrong_fields = {violation.field for violation in violations}
         if "spec.source_uri" not in wrong_fields:
-            problems += _problems_of(open_source, "spec.source_uri")
+            problems += _problems_of(inspect, "spec.source_uri")
         if calibration_uri and "spec.calibration.uri" not in wrong_fields:
             problems += _problems_of(lambda: self._require_calibration(calibration_uri), "spec.calibration.uri")
         if checkpoint is None or source is None:
             return Plan(tuple(problems), spec)
-        problems += preflight.checkpoint_problems(checkpoint)
+        layers = linear_layers(checkpoint)
+        problems += preflight.checkpoint_problems(checkpoint, layers)
+        if engine in self.engines:
+            problems += engine_checks.checkpoint_problems(engine, source_uri, checkpoint)
+        sizes = estimates.scheme_sizes(checkpoint, layers)
         if spec is None:
-            return Plan(tuple(problems), spec, checkpoint)
-        problems += preflight.recipe_problems(checkpoint, spec.recipe, spec.calibration)
-        return self._with_resources(problems, spec, source, checkpoint)
-
-    def _with_resources(
-        self, problems: list[Problem], spec: QuantizationSpec, source: ObjectStore, checkpoint: Checkpoint
-    ) -> Plan:
-        estimate = preflight.estimate(checkpoint, spec.recipe, spec.calibration)
-        copy_bytes = 0 if source.local_path() else checkpoint.size_bytes
-        disk_bytes = copy_bytes + estimate.artifact_size_bytes
+            return Plan(tuple(problems), spec, checkpoint, scheme_sizes=sizes)
+        treated = treat(layers, spec.recipe)
+        problems += treated.problems
+        problems += preflight.budget_problems(checkpoint, layers, treated, spec.recipe)
+        problems += preflight.length_problems(checkpoint, spec.calibration)
+        estimate = estimates.estimate(checkpoint, layers, treated, spec.recipe, spec.calibration)
+        disk_bytes = estimate.artifact_size_bytes + (0 if source.local_path() else checkpoint.size_bytes)
         problems += self._resource_problems(estimate, disk_bytes)
-        targets = layers.target_layers(checkpoint, spec.recipe.ignore)
-        devices = devices_for(spec.recipe, targets.values())
-        return Plan(tuple(problems), spec, checkpoint, estimate, disk_bytes, devices)
+        return Plan(
+            problems=tuple(problems),
+            spec=spec,
+            checkpoint=checkpoint,
+            estimate=estimate,
+            disk_bytes=disk_bytes,
+            devices=estimates.served_on(checkpoint, spec.recipe),
+            scheme_sizes=sizes,
+            skipped_modules=treated.skipped,
+        )
 
     def _require_calibration(self, uri: str) -> None:
         store, name = self.sources.open_file(uri, "spec.calibration.uri")

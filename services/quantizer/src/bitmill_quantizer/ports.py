@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from bitmill_common.artifact import COMPRESSED_TENSORS, DeviceSupport
 from bitmill_common.measurements import CalibrationUse, Evaluation, ModuleResult, Sensitivity, Verification
@@ -121,6 +121,9 @@ class Host(Protocol):
     def memory_bytes(self) -> int:
         """Returns the memory that processes here may use in all, a container's limit included."""
 
+    def has_cuda(self) -> bool:
+        """Whether there is an NVIDIA GPU that processes here may use."""
+
 
 @dataclass(frozen=True)
 class RunningJob:
@@ -131,8 +134,16 @@ class RunningJob:
     directory: Path = field(compare=False)
 
 
+@dataclass(frozen=True)
+class Done(Generic[T]):
+    """What a phase returned, and how long the run that succeeded took."""
+
+    result: T
+    duration_s: float
+
+
 class StepRunner(Protocol):
     """Runs one phase at most until it succeeds once: a result that was recorded before is returned without work."""
 
-    def __call__(self, phase: JobPhase, result_type: type[T], work: Callable[[JobControl], T]) -> T:
+    def __call__(self, phase: JobPhase, result_type: type[T], work: Callable[[JobControl], T]) -> Done[T]:
         """Runs `work`, records its result under the phase, and returns it. `T` is a dataclass of plain data."""

@@ -142,9 +142,7 @@ def _group_size_violations(path: str, scheme: Scheme, group_size: int | None) ->
     if group_size is None or group_size in allowed:
         return
     right = f"is not one of {', '.join(map(str, allowed))}" if allowed else "must be unset: its scales are fixed"
-    yield FieldViolation(
-        f"{path}.group_size", f"{group_size} {right} for {scheme.value}", "UNSUPPORTED_GROUP_SIZE"
-    )
+    yield FieldViolation(f"{path}.group_size", f"{group_size} {right} for {scheme.value}", "UNSUPPORTED_GROUP_SIZE")
 
 
 def _ignore_violations(ignore: Sequence[str]) -> Iterator[FieldViolation]:

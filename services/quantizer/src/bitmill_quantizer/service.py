@@ -18,11 +18,12 @@ from bitmill_common.errors import (
     NotFoundError,
     UnavailableError,
 )
-from bitmill_quantizer import paging, preflight, specs
+from bitmill_quantizer import paging, problems, specs
+from bitmill_quantizer.drafts import SpecDraft
 from bitmill_quantizer.jobs import Job, JobEvent, JobPosition, JobState
 from bitmill_quantizer.planner import Plan, Planner
 from bitmill_quantizer.ports import JobBoard
-from bitmill_quantizer.specs import QuantizationSpec, SpecDraft
+from bitmill_quantizer.specs import QuantizationSpec
 
 MAX_REQUEST_ID_CHARACTERS = 128
 WATCH_POLL_S = 0.3
@@ -59,7 +60,7 @@ class QuantizationService:
     async def create(self, request_id: str, draft: SpecDraft) -> Job:
         """Queues a job. The same `request_id` and spec return the same job, whatever has become of its source.
 
-        `AlreadyExistsError` REQUEST_ID_REUSED for another spec; whatever stands in the way as `preflight.raise_for`.
+        `AlreadyExistsError` REQUEST_ID_REUSED for another spec; whatever stands in the way as `problems.raise_for`.
         """
         return await asyncio.to_thread(self._create, request_id, draft)
 
@@ -72,7 +73,7 @@ class QuantizationService:
         if spec is not None and request_id and (existing := self._board.find(job_id)):
             return _require_same(existing, spec, request_id)
         plan = self._planner.plan_draft(draft)
-        preflight.raise_for(plan.problems)
+        problems.raise_for(plan.problems)
         if plan.spec is None:
             raise AssertionError("a plan without problems has a spec")
         job = _require_same(self._board.submit(job_id, plan.spec), plan.spec, request_id)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from bitmill.quantizer.v1 import quantizer_service_pb2 as pb
 from bitmill.quantizer.v1 import quantizer_service_pb2_grpc
-from bitmill_quantizer import convert
+from bitmill_quantizer import convert_job
 from bitmill_quantizer.service import QuantizationService
 
 
@@ -21,31 +21,31 @@ class QuantizerServicer(quantizer_service_pb2_grpc.QuantizerServiceServicer):
         self, request: pb.CreateQuantizationJobRequest, context: object
     ) -> pb.CreateQuantizationJobResponse:
         """See `quantizer_service.proto`."""
-        job = await self._service.create(request.request_id, convert.draft_of(request.spec))
-        return pb.CreateQuantizationJobResponse(job=convert.job_proto(job))
+        job = await self._service.create(request.request_id, convert_job.draft_of(request.spec))
+        return pb.CreateQuantizationJobResponse(job=convert_job.job_proto(job))
 
     async def PlanQuantization(
         self, request: pb.PlanQuantizationRequest, context: object
     ) -> pb.PlanQuantizationResponse:
         """See `quantizer_service.proto`."""
-        plan = await self._service.plan(convert.draft_of(request.spec))
-        return convert.plan_proto(plan, request.spec)
+        plan = await self._service.plan(convert_job.draft_of(request.spec))
+        return convert_job.plan_proto(plan, request.spec)
 
     async def GetQuantizationJob(
         self, request: pb.GetQuantizationJobRequest, context: object
     ) -> pb.GetQuantizationJobResponse:
         """See `quantizer_service.proto`."""
         job = await self._service.get(request.job_id)
-        return pb.GetQuantizationJobResponse(job=convert.job_proto(job))
+        return pb.GetQuantizationJobResponse(job=convert_job.job_proto(job))
 
     async def ListQuantizationJobs(
         self, request: pb.ListQuantizationJobsRequest, context: object
     ) -> pb.ListQuantizationJobsResponse:
         """See `quantizer_service.proto`."""
-        states = convert.states_of(request.states)
+        states = convert_job.states_of(request.states)
         page = await self._service.list(request.page_size, request.page_token, states)
         return pb.ListQuantizationJobsResponse(
-            jobs=[convert.job_proto(job) for job in page.jobs], next_page_token=page.next_page_token
+            jobs=[convert_job.job_proto(job) for job in page.jobs], next_page_token=page.next_page_token
         )
 
     async def WatchQuantizationJob(
@@ -54,11 +54,11 @@ class QuantizerServicer(quantizer_service_pb2_grpc.QuantizerServiceServicer):
         """See `quantizer_service.proto`."""
         async with contextlib.aclosing(self._service.watch(request.job_id, request.after_sequence)) as events:
             async for event in events:
-                yield pb.WatchQuantizationJobResponse(event=convert.event_proto(event))
+                yield pb.WatchQuantizationJobResponse(event=convert_job.event_proto(event))
 
     async def CancelQuantizationJob(
         self, request: pb.CancelQuantizationJobRequest, context: object
     ) -> pb.CancelQuantizationJobResponse:
         """See `quantizer_service.proto`."""
         job = await self._service.cancel(request.job_id)
-        return pb.CancelQuantizationJobResponse(job=convert.job_proto(job))
+        return pb.CancelQuantizationJobResponse(job=convert_job.job_proto(job))

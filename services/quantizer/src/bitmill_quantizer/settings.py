@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from bitmill_common.settings import Address, DrainGrace, LocalPath, Root, Roots, ServerSettings
+
+_ENGINES = Path(__file__).parents[2] / "engines"
 
 
 class Settings(ServerSettings):
@@ -36,11 +39,18 @@ class Settings(ServerSettings):
     concurrency: int = Field(default=1, ge=1, le=64)
     """Jobs that run at once."""
 
-    engine_python: LocalPath = Path(__file__).parents[2] / "engines/llmcompressor/.venv/bin/python"
-    """Interpreter of the environment that the engine is installed in. Default: the one of `make setup`."""
+    llmcompressor_python: LocalPath = _ENGINES / "llmcompressor/.venv/bin/python"
+    """Interpreter of the environment with the engine llmcompressor. Default: the one of `make setup`."""
 
-    engine_module: str = "bitmill_engine_llmcompressor"
-    """Module that the interpreter runs as the engine."""
+    gptqmodel_python: LocalPath = _ENGINES / "gptqmodel/.venv/bin/python"
+    """Interpreter of the environment with the engine gptqmodel. Default: the one of `make setup-engine-gptqmodel`."""
+
+    auto_gptq_python: LocalPath = _ENGINES / "auto_gptq/.venv/bin/python"
+    """Interpreter of the environment with the engine auto_gptq. Default: the one of `make setup-engine-auto_gptq`."""
+
+    verifier_python: LocalPath | Literal[""] = Path(__file__).parents[4] / "inference/.venv/bin/python"
+    """Interpreter of the environment with bitmill-inference, which loads each result before it is published.
+    Default: the one of `make setup`. Empty: artifacts are published unverified, and say so."""
 
     drain_grace_s: DrainGrace = 10
     """Seconds that running calls get to end after SIGTERM. Jobs are stopped, and go on at the next start."""
@@ -56,3 +66,12 @@ class Settings(ServerSettings):
     def resolved_database_url(self) -> str:
         """The job database's URL."""
         return self.database_url or f"sqlite:///{self.work_dir}/jobs.sqlite"
+
+    @property
+    def engine_pythons(self) -> dict[str, Path]:
+        """The interpreters by the engines' names; one that is not there is an engine that is not installed."""
+        return {
+            "llmcompressor": self.llmcompressor_python,
+            "gptqmodel": self.gptqmodel_python,
+            "auto_gptq": self.auto_gptq_python,
+        }

@@ -1,8 +1,10 @@
-"""`bitmill artifacts`: list, show and verify artifacts."""
+"""`bitmill artifacts`: list, show, verify and report on artifacts."""
 
 from __future__ import annotations
 
+import json
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +13,7 @@ from bitmill.artifact.v1.artifact_pb2 import Artifact
 from bitmill.artifact.v1.artifact_service_pb2 import FileFaultKind
 from bitmill.cli import output
 from bitmill.cli.quantize import artifact_facts, recipe_text
+from bitmill.cli.report import render
 from bitmill.cli.session import FAILED, session_of
 from bitmill.requests import to_uri
 
@@ -65,6 +68,33 @@ def verify(context: typer.Context, uri: ArtifactUri) -> None:
         output.complain(f"{fault.path}: {output.word(FileFaultKind, fault.kind).replace('_', ' ')}")
     if not result.intact:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    uris: Annotated[list[str], typer.Argument(metavar="URI...", help="The artifacts: URIs, or local paths.")],
+    file: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page. -: standard output.")
+    ] = Path("report.html"),
+) -> None:
+    """Write an HTML page about artifacts: what they lost, layer by layer, how they were made, and their siblings.
+
+    The page refers to nothing outside itself. Siblings are the artifacts of the same source that the server has.
+    """
+    session = session_of(context)
+    with session.quantizer() as client:
+        artifacts = [client.artifact(to_uri(uri)) for uri in dict.fromkeys(uris)]
+        page = render(artifacts, list(client.artifacts()))
+    if str(file) == "-":
+        output.write(page)
+        return
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        output.complain(f"cannot write {file}: {error.strerror}")
+        raise typer.Exit(FAILED) from error
+    output.write(f"{json.dumps({'path': str(file.absolute())})}\n" if session.json else f"{file}\n")
 
 
 def _row(artifact: Artifact) -> tuple[str, ...]:

@@ -99,9 +99,9 @@ def add_window(measurements: Measurements, source: Model, artifact: Model, windo
         )
         for start in range(0, len(window) - 1, CHUNK):
             chunk = slice(start, start + CHUNK)
-            logprobs = _logprobs(source, source_body, chunk)
+            logprobs = log_probabilities(source, source_body, chunk)
             targets = window[1:][chunk].to(logprobs.device)
-            _add_predictions(measurements, logprobs, _logprobs(artifact, artifact_body, chunk), targets)
+            _add_predictions(measurements, logprobs, log_probabilities(artifact, artifact_body, chunk), targets)
 
 
 def _add_layer(measurements: Measurements, name: str, source: torch.Tensor, artifact: torch.Tensor) -> None:
@@ -147,7 +147,7 @@ def decoder_layers(model: Model) -> dict[str, torch.nn.Module]:
     raise EngineError("ENGINE_ERROR", f"the model has no list of {count} decoder layers", num_hidden_layers=count)
 
 
-def _logprobs(model: Model, body: Any, chunk: slice) -> torch.Tensor:
+def log_probabilities(model: Model, body: Any, chunk: slice) -> torch.Tensor:
     """Log-probabilities of some of the positions, float32, (positions, vocabulary).
 
     The model's own forward makes the logits, over a body that answers with these states, so that whatever the model

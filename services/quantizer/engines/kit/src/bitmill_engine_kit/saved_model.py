@@ -20,6 +20,7 @@ COMPANIONS = (
     "merges.txt",
     "NOTICE*",
     "special_tokens_map.json",
+    "tekken.json",
     "tokenizer*",
     "vocab*",
 )

@@ -31,22 +31,6 @@ from transformers.monkey_patching import clear_patch_mapping, register_patch_map
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.(?P<leaf>\w+)")
 _ROUTER = re.compile(r".*\.(gate|shared_expert_gate)")
-# As vLLM's `packed_modules_mapping` has them.
-_FUSED_GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-
-
-def fused_matrix(name: str) -> str:
-    """What vLLM runs a layer as part of; layers of one answer need one treatment.
-
-    All experts of a decoder layer are one, whatever their matrix.
-    """
-    if expert := _EXPERT.fullmatch(name):
-        return expert["experts"]
-    parent, _, leaf = name.rpartition(".")
-    for fused, members in _FUSED_GROUPS.items():
-        if leaf in members:
-            return f"{parent}.{fused}"
-    return name
 
 
 def row_name(name: str) -> str:
@@ -64,8 +48,8 @@ def is_router(name: str) -> bool:
 def linear_experts(model_type: str) -> Iterator[None]:
     """Within it transformers builds and loads linear experts from a checkpoint that stores each expert by itself.
 
-    llm-compressor's `load_quantizable_moe` for calls that also ask for the loading info; what it changes in transformers
-    is put back.
+    llm-compressor's `load_quantizable_moe`, for calls that also ask for the loading info; what it changes in
+    transformers is put back.
     """
     if not has_linearize_load_mappings(model_type):
         yield
@@ -124,7 +108,7 @@ class RoutedTokens:
         return count
 
     def unreached(self) -> list[str]:
-        """Experts that no token was sent to, in the model's order; of decoder layers that no sample went through, none."""
+        """Experts that no token was sent to, in the model's order; none where no sample went through at all."""
         return [
             f"{name}.{expert}"
             for name, counts in self._counts.items()

@@ -1,0 +1,1 @@
+"""Quantization engine of bitmill over GPTQModel."""

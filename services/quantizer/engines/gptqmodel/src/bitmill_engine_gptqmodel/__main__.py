@@ -1,0 +1,26 @@
+"""The GPTQModel engine: `python -m bitmill_engine_gptqmodel REQUEST.json`."""
+
+import os
+import sys
+
+from bitmill_engine_kit.process import usable_cores
+from bitmill_engine_kit.protocol import EvaluateRequest, QuantizeRequest
+from bitmill_engine_kit.runner import Operation, run
+
+
+def _quantize() -> Operation:
+    from bitmill_engine_gptqmodel.quantize import quantize
+
+    return quantize
+
+
+def _evaluate() -> Operation:
+    from bitmill_engine_gptqmodel.evaluate import evaluate
+
+    return evaluate
+
+
+if __name__ == "__main__":
+    # The library takes half of the host's cores, and with one worker waits for itself.
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, usable_cores())))
+    sys.exit(run("bitmill_engine_gptqmodel", {QuantizeRequest: _quantize, EvaluateRequest: _evaluate}))

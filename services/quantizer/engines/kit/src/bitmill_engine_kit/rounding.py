@@ -1,0 +1,114 @@
+"""What the engines tell of GPTQ's work on each layer: progress by decoder layer, losses, and damping that had to grow.
+
+The module of the kit, beside `evaluation`, that imports torch.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from bitmill_engine_kit.plan import AS_IT_IS, Plan
+from bitmill_engine_kit.protocol import EngineError, EventWriter
+
+T = TypeVar("T")
+
+DAMPING_RETRIES = 3
+DAMPING_FACTOR = 10
+_LAYER = re.compile(r"(?P<layer>.*\blayers\.\d+)\..+")
+
+
+def damped(hessian: torch.Tensor, dampening_frac: float, name: str, work: Callable[[float], T]) -> tuple[T, float]:
+    """Do `work` with the damping asked for, then with ten times as much, three times at most; returns what sufficed.
+
+    `work` raises torch.linalg.LinAlgError for a Hessian that does not invert. Raises EngineError NON_FINITE_HESSIAN or
+    HESSIAN_NOT_INVERTIBLE, naming the layer.
+    """
+    if not hessian.isfinite().all():
+        message = f"the calibration inputs of {name} hold a NaN or an infinity"
+        raise EngineError("NON_FINITE_HESSIAN", message, layer=name)
+    tried = list(dampings(dampening_frac))
+    for damping in tried:
+        try:
+            return work(damping), damping
+        except torch.linalg.LinAlgError:
+            continue
+    message = f"the Hessian of {name} does not invert, even damped with {tried[-1]} of its mean diagonal"
+    raise EngineError("HESSIAN_NOT_INVERTIBLE", message, layer=name, dampening_frac=tried[-1])
+
+
+def dampings(dampening_frac: float) -> Iterator[float]:
+    """The damping asked for and its increases."""
+    for retry in range(DAMPING_RETRIES + 1):
+        yield dampening_frac * DAMPING_FACTOR**retry
+
+
+class RoundingReport:
+    """Collects what became of each layer of a plan, and tells of each decoder layer that is done. Any thread may add.
+
+    Use: `start()`, then `add` for each layer that is rounded, then `modules()`.
+    """
+
+    def __init__(self, plan: Plan, dampening_frac: float, events: EventWriter) -> None:
+        self._plan = plan
+        self._dampening_frac = dampening_frac
+        self._events = events
+        self._lock = threading.Lock()
+        self._losses: dict[str, float] = {}
+        self._dampings: dict[str, float] = {}
+        self._waiting: dict[str, set[str]] = {}
+        for name, layer in plan.items():
+            waiting = self._waiting.setdefault(_decoder_layer(name), set())
+            if layer.treatment != AS_IT_IS:
+                waiting.add(name)
+        self._total = len(self._waiting)
+        self._waiting = {layer: names for layer, names in self._waiting.items() if names}
+
+    def start(self) -> None:
+        """Tell that the work begins; decoder layers of which nothing is rounded are done."""
+        self._events.progress("quantize", self._total - len(self._waiting), self._total, "layers")
+
+    def add(self, name: str, loss: float, damping: float) -> None:
+        """Take a layer's loss, the squared error of its output on the calibration data, and the damping it needed."""
+        with self._lock:
+            self._losses[name] = loss
+            self._dampings[name] = damping
+            decoder_layer = _decoder_layer(name)
+            waiting = self._waiting[decoder_layer]
+            waiting.remove(name)
+            if waiting:
+                return
+            del self._waiting[decoder_layer]
+            losses = [loss for other, loss in self._losses.items() if _decoder_layer(other) == decoder_layer]
+            completed = self._total - len(self._waiting)
+            mean = sum(losses) / len(losses)
+            self._events.progress("quantize", completed, self._total, "layers", loss=mean)
+
+    def modules(self) -> list[dict[str, Any]]:
+        """The field `modules` of the result event. Raises EngineError ENGINE_ERROR when the library left layers out."""
+        if self._waiting:
+            left = sorted(name for names in self._waiting.values() for name in names)
+            raise EngineError("ENGINE_ERROR", f"the library did not round {', '.join(left[:5])}", missing=len(left))
+        return [self._row(name) for name in self._plan]
+
+    def _row(self, name: str) -> dict[str, Any]:
+        layer, damping = self._plan[name], self._dampings.get(name)
+        grown = damping is not None and damping > self._dampening_frac
+        remark = layer.remark or ("its Hessian did not invert with the damping asked for" if grown else "")
+        return {
+            "name": name,
+            "scheme": layer.treatment.scheme,
+            "group_size": layer.treatment.group_size,
+            "loss": self._losses.get(name),
+            "dampening_frac": damping if grown else None,
+            "remark": remark,
+        }
+
+
+def _decoder_layer(name: str) -> str:
+    match = _LAYER.fullmatch(name)
+    return match["layer"] if match else name

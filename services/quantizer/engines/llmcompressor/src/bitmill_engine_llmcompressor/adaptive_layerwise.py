@@ -1,0 +1,145 @@
+"""A model that is run by decoder layers, so that a change in one of them costs only the layers that follow it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import PreTrainedModel
+
+from bitmill_engine_kit.evaluation import CHUNK, decoder_layers, log_probabilities
+from bitmill_engine_llmcompressor.adaptive_rounding import InputRecorder, InputStatistics
+
+# The source's log-probabilities are kept from the first pass while they take no more than this; otherwise they are made
+# again for each comparison.
+KEPT_BYTES = 2 << 30
+
+
+@dataclass
+class _Sample:
+    token_ids: torch.Tensor
+    """(1, tokens)."""
+    first: torch.Tensor
+    """What the first decoder layer reads: (1, tokens, hidden size)."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    """For each decoder layer the arguments after that: masks, positions."""
+    output: Any
+    """What the source's body answered."""
+    logprobs: list[torch.Tensor] | None = None
+    """The source's, by chunks of positions."""
+
+
+class LayerwiseModel:
+    """A causal language model that runs from any decoder layer on, for the samples that it is made with.
+
+    The first `num_measured` samples are those that losses are measured on; all of them show what layers read.
+    """
+
+    def __init__(self, model: PreTrainedModel, samples: Sequence[Sequence[int]], num_measured: int) -> None:
+        self.layers: dict[str, torch.nn.Module] = decoder_layers(model)
+        """The decoder layers by name."""
+        self._model = model
+        self._samples = [self._run(ids) for ids in samples]
+        measured = self._samples[:num_measured]
+        vocabulary = model.get_output_embeddings().weight.shape[0]
+        if 4 * vocabulary * sum(sample.token_ids.shape[1] for sample in measured) <= KEPT_BYTES:
+            for sample in measured:
+                sample.logprobs = list(self._logprobs(sample, sample.output))
+        self._measured = measured
+
+    def inputs(self) -> list[torch.Tensor]:
+        """What the first decoder layer reads of each sample."""
+        return [sample.first for sample in self._samples]
+
+    def advance(self, index: int, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The output of a decoder layer for what it reads of the first samples."""
+        return [self._advance(index, sample, state) for sample, state in zip(self._samples, states, strict=False)]
+
+    def record(
+        self, index: int, states: Sequence[torch.Tensor], linears: Mapping[str, torch.nn.Linear]
+    ) -> tuple[dict[str, InputStatistics], list[torch.Tensor]]:
+        """What Linear layers of a decoder layer read, and its output, for what it reads of each sample."""
+        with InputRecorder(linears) as recorder:
+            states = self.advance(index, states)
+        return recorder.statistics, states
+
+    def divergence(self, index: int, states: Sequence[torch.Tensor]) -> float:
+        """Mean KL(source || model as it is) in nats over the measured samples' tokens.
+
+        `states`: what decoder layer `index` reads of them; the layers before it are not run.
+        """
+        total, tokens = 0.0, 0
+        for sample, state in zip(self._measured, states, strict=False):
+            output = self._finish(index, sample, state)
+            for expected, chunk in zip(self._source_logprobs(sample), self._logprobs(sample, output), strict=True):
+                # exp(expected) * (expected - chunk), without a third tensor of this size
+                total += torch.sub(expected, chunk, out=chunk).mul_(expected.exp()).sum(dtype=torch.float64).item()
+            tokens += state.shape[1]
+        return max(total / tokens, 0.0)
+
+    def perplexity(self, states: Sequence[torch.Tensor] | None = None) -> float:
+        """Perplexity on the measured samples: the source's, or that of a model whose last layer's output this is."""
+        total, tokens = 0.0, 0
+        for number, sample in enumerate(self._measured):
+            output = sample.output if states is None else self._finish(len(self.layers), sample, states[number])
+            targets = sample.token_ids[0, 1:].split(CHUNK)
+            for chunk, wanted in zip(self._logprobs(sample, output), targets, strict=False):
+                total -= chunk[: len(wanted)].gather(1, wanted[:, None]).sum(dtype=torch.float64).item()
+            tokens += sample.token_ids.shape[1] - 1
+        return math.exp(total / tokens)
+
+    def _run(self, token_ids: Sequence[int]) -> _Sample:
+        ids = torch.tensor([list(token_ids)], device=self._model.device)
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        first: list[torch.Tensor] = []
+
+        def see(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not first:
+                first.append(args[0])
+            calls.append((args[1:], kwargs))
+
+        with contextlib.ExitStack() as hooks:
+            for layer in self.layers.values():
+                hooks.callback(layer.register_forward_pre_hook(see, with_kwargs=True).remove)
+            output = self._model.base_model(input_ids=ids, use_cache=False)
+        return _Sample(ids, first[0], calls, output)
+
+    def _advance(self, index: int, sample: _Sample, state: torch.Tensor) -> torch.Tensor:
+        args, kwargs = sample.calls[index]
+        output = list(self.layers.values())[index](state, *args, **kwargs)
+        return output[0] if isinstance(output, tuple) else output
+
+    def _finish(self, index: int, sample: _Sample, state: torch.Tensor) -> Any:
+        """What the body answers when decoder layer `index` reads this; the number of layers stands for the end."""
+        for following in range(index, len(self.layers)):
+            state = self._advance(following, sample, state)
+        # The body's own forward does what comes after the layers, over layers that all answer with the last one's.
+        with contextlib.ExitStack() as patches:
+            for layer in self.layers.values():
+                patches.enter_context(patch.object(layer, "forward", lambda *_, **__: state))
+            return self._model.base_model(input_ids=sample.token_ids, use_cache=False)
+
+    def _source_logprobs(self, sample: _Sample) -> Iterator[torch.Tensor]:
+        return self._logprobs(sample, sample.output) if sample.logprobs is None else iter(sample.logprobs)
+
+    def _logprobs(self, sample: _Sample, output: Any) -> Iterator[torch.Tensor]:
+        for start in range(0, sample.token_ids.shape[1], CHUNK):
+            yield log_probabilities(self._model, output, slice(start, start + CHUNK))
+
+
+@contextlib.contextmanager
+def replaced(model: torch.nn.Module, layers: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+    """Within it the model has these layers instead of its own of the same names."""
+    originals = {name: model.get_submodule(name) for name in layers}
+    try:
+        for name, layer in layers.items():
+            model.set_submodule(name, layer)
+        yield
+    finally:
+        for name, layer in originals.items():
+            model.set_submodule(name, layer)

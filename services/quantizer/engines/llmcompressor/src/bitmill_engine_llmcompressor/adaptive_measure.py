@@ -1,0 +1,146 @@
+"""What a whole model loses when some of its layers are rounded: measured, group by group and all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from bitmill_engine_kit.calibration import Samples
+from bitmill_engine_kit.process import peak_memory_bytes
+from bitmill_engine_kit.protocol import QuantizeRequest, Treatment
+from bitmill_engine_llmcompressor.adaptive_layerwise import LayerwiseModel, replaced
+from bitmill_engine_llmcompressor.adaptive_rounding import InputStatistics, rounded
+from bitmill_engine_llmcompressor.checkpoints import device
+from bitmill_engine_llmcompressor.plan import AS_IT_IS
+from bitmill_engine_llmcompressor.recipes import linear_layers
+
+TOKENS_PER_CHANNEL = 8
+"""Samples show what layers read until there are so many tokens for each of the widest layer's input channels: with few,
+GPTQ fits its rounding to the very tokens that the loss is then measured on."""
+# Of the memory that is free: the rest is for activations, Hessians and logits.
+_USABLE_FRACTION = 0.5
+
+Names = tuple[str, ...]
+
+
+class Measuring:
+    """Measures while the context is open; then the model is as it was.
+
+    The model computes in float32 where that fits the memory: the rounding of 16-bit activations, carried through all
+    layers, is as large as the loss of one layer rounded well.
+    """
+
+    def __init__(self, model: PreTrainedModel, request: QuantizeRequest, samples: Samples, num_measured: int) -> None:
+        self._model, self._dtype, self._recipe = model, model.dtype, request.recipe
+        self._linears = linear_layers(model)
+        channels = max(linear.in_features for linear in self._linears.values())
+        self._samples = samples.token_ids[: _samples_for(samples, channels, num_measured)]
+        self._num_measured = num_measured
+        self._memory_limit_bytes = request.memory_limit_bytes
+        self._closing = contextlib.ExitStack()
+
+    def __enter__(self) -> Measuring:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(_moved(self._model, device(), self._memory_limit_bytes))
+            self._layerwise = LayerwiseModel(self._model, self._samples, self._num_measured)
+            self._closing = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._layerwise
+        self._closing.close()
+
+    def losses(self, candidates: Mapping[Names, Sequence[Treatment]]) -> Iterator[tuple[Names, Treatment, float]]:
+        """Mean KL(source || model) in nats for each group of layers and each candidate that it alone is rounded by.
+
+        In the order of the decoder layers; what stays as it is costs nothing and is not among them.
+        """
+        states = self._layerwise.inputs()
+        for index, layer in enumerate(self._layerwise.layers):
+            groups = [names for names in candidates if names[0].startswith(f"{layer}.")]
+            statistics, following = self._layerwise.record(index, states, self._named(groups))
+            for names in groups:
+                for treatment in (each for each in candidates[names] if each != AS_IT_IS):
+                    with replaced(self._model, self._rounded(dict.fromkeys(names, treatment), statistics)):
+                        yield names, treatment, self._layerwise.divergence(index, states)
+            states = following
+
+    def perplexity_ratio(self, treatments: Mapping[str, Treatment]) -> float:
+        """Perplexity of the model with all these layers rounded as a multiple of the source's, on the measured samples.
+
+        Layers are rounded one decoder layer after the other, each to what it reads behind the rounded ones before it,
+        as the artifact's will be.
+        """
+        states = self._layerwise.inputs()
+        with contextlib.ExitStack() as stack:
+            for index, layer in enumerate(self._layerwise.layers):
+                inside = {name: each for name, each in treatments.items() if name.startswith(f"{layer}.")}
+                inside = {name: each for name, each in inside.items() if each != AS_IT_IS}
+                statistics, states_as_they_are = self._layerwise.record(index, states, self._named([tuple(inside)]))
+                stack.enter_context(replaced(self._model, self._rounded(inside, statistics)))
+                states = self._layerwise.advance(index, states) if inside else states_as_they_are
+            return self._layerwise.perplexity(states) / self._layerwise.perplexity()
+
+    def _named(self, groups: Sequence[Names]) -> dict[str, torch.nn.Linear]:
+        return {name: self._linears[name] for names in groups for name in names}
+
+    def _rounded(
+        self, treatments: Mapping[str, Treatment], statistics: Mapping[str, InputStatistics]
+    ) -> dict[str, torch.nn.Linear]:
+        by_recipe = partial(
+            rounded,
+            activation_order=self._recipe.activation_order,
+            dampening_frac=self._recipe.dampening_frac,
+            dtype=self._dtype,
+        )
+        return {
+            name: by_recipe(self._linears[name], treatment, statistics=statistics.get(name))
+            for name, treatment in treatments.items()
+        }
+
+
+def _samples_for(samples: Samples, channels: int, least: int) -> int:
+    """How many samples show enough of what layers read."""
+    tokens = 0
+    for count, sample in enumerate(samples.token_ids, start=1):
+        tokens += len(sample)
+        if count >= least and tokens >= TOKENS_PER_CHANNEL * channels:
+            return count
+    return len(samples.token_ids)
+
+
+@contextlib.contextmanager
+def _moved(model: PreTrainedModel, to: torch.device, memory_limit_bytes: int | None) -> Iterator[None]:
+    """Within it the model is on the device, and its weights are float32, each if it fits."""
+    home, types = model.device, {parameter: parameter.dtype for parameter in model.parameters()}
+    elements = sum(parameter.numel() for parameter in types)
+    room = int(_USABLE_FRACTION * _free_bytes(to, memory_limit_bytes))
+    if 2 * elements <= room:
+        model.to(to)
+    if 4 * elements <= room:
+        # Not by model.to(), which would round what is float32 on purpose, rotary frequencies for one, on the way back.
+        for parameter in types:
+            parameter.data = parameter.data.float()
+    precision = torch.get_float32_matmul_precision()
+    # On tensor cores: ten bits of mantissa, where bfloat16 has seven.
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        for parameter, dtype in types.items():
+            parameter.data = parameter.data.to(dtype)
+        model.to(home)
+
+
+def _free_bytes(where: torch.device, memory_limit_bytes: int | None) -> int:
+    if where.type == "cuda":
+        return int(torch.cuda.mem_get_info(where)[0])
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return pages if memory_limit_bytes is None else min(pages, memory_limit_bytes - peak_memory_bytes())
