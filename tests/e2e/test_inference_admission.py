@@ -6,6 +6,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -28,8 +29,13 @@ QUEUE_TOKENS = 200
 
 @pytest.fixture(scope="module")
 def bounded(inference_server: InferenceProcess, tiny_checkpoint: Path) -> Iterator[InferenceProcess]:
-    """The server with a further model "bounded": one sequence at a time, and few that wait."""
-    options = {"max_num_seqs": 1, "max_num_queued_reqs": QUEUE, "max_num_queued_tokens": QUEUE_TOKENS}
+    """The server with a further model "bounded": one sequence at a time, and few that wait, by priority."""
+    options = {
+        "max_num_seqs": 1,
+        "max_num_queued_reqs": QUEUE,
+        "max_num_queued_tokens": QUEUE_TOKENS,
+        "scheduling_policy": "priority",
+    }
     inference_server.load("bounded", tiny_checkpoint, **options)
     yield inference_server
     inference_server.unload("bounded")
@@ -124,6 +130,21 @@ def test_the_load_and_the_metrics_count_every_token(inference_server: InferenceP
     assert metric(inference_server, "prompt_tokens_total", "tiny") - before["prompt"] == prompts
     generated = answer.usage.completion_tokens + streamed.completion_tokens
     assert metric(inference_server, "generation_tokens_total", "tiny") - before["generation"] == generated == 200
+
+
+def test_waiting_requests_run_by_priority(bounded: InferenceProcess) -> None:
+    """The one with the lower number first, though it came last."""
+    running = start(bounded, "bounded")
+    next(running)
+    ended: SimpleQueue[int] = SimpleQueue()
+    for waiting, priority in enumerate((1, -1), start=1):
+        options = generation_pb2.RequestOptions(priority=priority)
+        fields = pb.GenerateUnaryRequest(**request("bounded", max_tokens=8), request_options=options)
+        call = bounded.inference.GenerateUnary.future(fields, timeout=TIMEOUT_S)
+        call.add_done_callback(lambda call, priority=priority: ended.put(priority if call.code().name == "OK" else 0))
+        until_load(bounded, "bounded", running_requests=1, waiting_requests=waiting)
+    running.cancel()
+    assert [ended.get(timeout=TIMEOUT_S) for _ in range(2)] == [-1, 1]
 
 
 def test_a_full_queue_refuses_at_once_and_a_freed_place_is_usable_at_once(bounded: InferenceProcess) -> None:

@@ -149,7 +149,7 @@ def test_the_weights_are_those_of_plain_llm_compressor(
 def test_the_evaluation_agrees_with_a_plain_one(
     artifacts: dict[str, tuple[Path, EngineRun]], engine_python: Path, tiny_checkpoint: Path, tmp_path: Path, name: str
 ) -> None:
-    """Perplexities and divergence computed piece by piece are those of whole logits in double precision."""
+    """What is computed piece by piece is what whole logits in double precision and transformers' own states give."""
     request = evaluate_request(tiny_checkpoint, artifacts[name][0])
     run = run_engine(engine_python, request, tmp_path)
     assert run.exit_status == 0, run.stderr
@@ -161,8 +161,11 @@ def test_the_evaluation_agrees_with_a_plain_one(
         [engine_python, script, tmp_path / "evaluate.json"], capture_output=True, check=True, timeout=DEADLINE_S
     )
     plain = json.loads(done.stdout)
+    layers = [(each["layer"], pytest.approx(each["relative_error"], rel=1e-3)) for each in plain.pop("layer_losses")]
+    assert [(each["layer"], each["relative_error"]) for each in run.last["layer_losses"]] == layers
     assert {key: run.last[key] for key in plain} == pytest.approx(plain, rel=1e-3, abs=1e-7)
-    assert run.last["mean_kl_divergence"] > 0
+    assert 0 < run.last["mean_kl_divergence"] < run.last["p99_kl_divergence"]
+    assert run.last["peak_memory_bytes"] > 1 << 20
 
 
 def test_an_untied_head_and_ignored_layers_stay_as_they_are(

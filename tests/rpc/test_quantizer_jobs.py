@@ -45,7 +45,8 @@ async def test_a_job_goes_through_every_phase_and_publishes_an_intact_artifact(q
     created = await quantizer.create(spec)
     events = await quantizer.history(created.job_id)
     phases = [event.job.phase for event in events if event.job.state == JOB_STATE_RUNNING]
-    assert list(dict.fromkeys(phases)) == JobPhase.values()[1:]
+    names = [JobPhase.Name(phase).removeprefix("JOB_PHASE_") for phase in dict.fromkeys(phases)]
+    assert names == ["RESOLVE", "FETCH", "PREFLIGHT", "QUANTIZE", "EVALUATE", "SAVE", "VERIFY", "UPLOAD", "PUBLISH"]
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     assert events[0].job.state == JOB_STATE_QUEUED
     done = events[-1].job

@@ -68,7 +68,11 @@ async def test_create_returns_the_queued_job_with_every_default_filled_in(quanti
         ignore=["lm_head"],
         dampening_frac=0.01,
         seed=0,
+        algorithm=recipe_pb2.ALGORITHM_GPTQ,
+        activation_order=recipe_pb2.ACTIVATION_ORDER_STATIC,
     )
+    assert job.spec.calibration.packing == recipe_pb2.PACKING_CONCATENATE
+    assert job.spec.engine == "llmcompressor"
     again = await quantizer.create(job.spec)
     assert again.spec == job.spec
     assert again.job_id != job.job_id
@@ -412,7 +416,11 @@ async def test_a_header_of_absurd_widths_is_answered(quantizer: Quantizer) -> No
     header = json.dumps({name: {"dtype": "F32", "shape": [0, 2**62], "data_offsets": [0, 0]}}).encode()
     (quantizer.place.source / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     error = await refusal(quantizer, quantizer.place.spec())
-    assert details(error)[0].reason == "NOT_ENOUGH_MEMORY"
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    plan = await quantizer.jobs.PlanQuantization(
+        quantizer_service_pb2.PlanQuantizationRequest(spec=quantizer.place.spec())
+    )
+    assert "NOT_ENOUGH_MEMORY" in {problem.reason for problem in plan.problems}
 
 
 async def test_verify_names_every_file_that_differs(quantizer: Quantizer) -> None:

@@ -212,20 +212,20 @@ def check_norms_of_one_plus_their_weight_keep_their_weight() -> None:
 
 
 def _configs() -> Iterator[PreTrainedConfig]:
-    head = {"head_dim": 16}
-    yield LlamaConfig(**TINY)
-    yield LlamaConfig(**TINY | {"num_key_value_heads": 4})
-    yield MistralConfig(**TINY)
-    yield Qwen2Config(**TINY)
-    yield Qwen3Config(**TINY, **head)
-    yield GraniteConfig(**TINY)
-    yield Phi3Config(**TINY)
-    yield Phi3Config(**TINY | {"num_key_value_heads": 4})
-    yield CohereConfig(**TINY)
-    yield Cohere2Config(**TINY, **head)
-    yield Gemma2Config(**TINY, **head)
-    yield Gemma3TextConfig(**TINY, **head)
-    yield StableLmConfig(**TINY)
+    one, head = TINY | {"num_hidden_layers": 1}, {"head_dim": 16}
+    yield LlamaConfig(**one)
+    yield LlamaConfig(**one | {"num_key_value_heads": 4})
+    yield MistralConfig(**one)
+    yield Qwen2Config(**one)
+    yield Qwen3Config(**one, **head)
+    yield GraniteConfig(**one)
+    yield Phi3Config(**one)
+    yield Phi3Config(**one | {"num_key_value_heads": 4})
+    yield CohereConfig(**one)
+    yield Cohere2Config(**one, **head)
+    yield Gemma2Config(**one, **head)
+    yield Gemma3TextConfig(**one, **head)
+    yield StableLmConfig(**one)
 
 
 def _model(config: PreTrainedConfig) -> PreTrainedModel:

@@ -127,10 +127,11 @@ def _succeed(request: dict[str, Any]) -> int:
                 "num_documents": 2,
                 "uncalibrated_modules": [],
             },
-            modules=[{"name": "model.layers.0.mlp.up_proj", "scheme": "W4A16", "group_size": 32, "loss": 0.5}],
-            sensitivities=[],
-            num_quantized_modules=14,
-            peak_memory_bytes=1,
+            modules=_modules(request["recipe"]),
+            sensitivities=_sensitivities(request["recipe"]),
+            num_quantized_modules=0 if _passes_through(request["recipe"]) else 14,
+            peak_memory_bytes=1_000_000,
+            peak_device_memory_bytes=2_000_000,
         )
     elif operation == "verify":
         _emit("result", text=" Paris.", num_tokens=16, device="cpu", versions={"fake-vllm": "2.0"}, skipped="")
@@ -144,16 +145,51 @@ def _succeed(request: dict[str, Any]) -> int:
             top1_agreement=0.9,
             layer_losses=[{"layer": "model.layers.0", "relative_error": 0.01}],
             num_tokens=request["num_tokens"],
-            peak_memory_bytes=1,
+            peak_memory_bytes=3_000_000,
         )
     return 0
+
+
+def _passes_through(recipe: dict[str, Any]) -> bool:
+    return recipe["scheme"] == "UNQUANTIZED" and not recipe["rules"]
+
+
+def _modules(recipe: dict[str, Any]) -> list[dict[str, object]]:
+    """A row for the recipe itself, or the first of ADAPTIVE's candidates, and one for each rule."""
+    own = recipe["adaptive"]["candidates"][0] if recipe["adaptive"] else recipe
+    return [
+        {
+            "name": f"model.layers.{index}.mlp.up_proj",
+            "scheme": each["scheme"],
+            "group_size": each["group_size"],
+            "loss": 0.5,
+            "dampening_frac": 0.1,
+            "remark": "its Hessian did not invert",
+        }
+        for index, each in enumerate([own, *recipe["rules"]])
+    ]
+
+
+def _sensitivities(recipe: dict[str, Any]) -> list[dict[str, object]]:
+    return [
+        {
+            "modules": ["model.layers.0.mlp.up_proj"],
+            "scheme": each["scheme"],
+            "group_size": each["group_size"],
+            "kl_divergence": 0.25,
+            "size_bytes": 1000,
+            "chosen": index == 0,
+        }
+        for index, each in enumerate(recipe["adaptive"]["candidates"] if recipe["adaptive"] else [])
+    ]
 
 
 def _write_model(request: dict[str, Any]) -> None:
     source, output = Path(request["source_dir"]), Path(request["output_dir"])
     output.mkdir()
     config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "compressed-tensors"}
+    if not _passes_through(request["recipe"]) or request["recipe"]["kv_cache"]:
+        config["quantization_config"] = {"quant_method": "compressed-tensors"}
     (output / "config.json").write_text(json.dumps(config))
     shutil.copy(source / "tokenizer.json", output)
     # Deterministic, and another content for another recipe.

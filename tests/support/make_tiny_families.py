@@ -45,7 +45,7 @@ FAMILIES = {
     "Cohere2ForCausalLM": Family({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}),
     "CohereForCausalLM": Family(),
     "Gemma2ForCausalLM": Family({"query_pre_attn_scalar": 32, "sliding_window": 64}),
-    "Gemma3ForCausalLM": Family({"query_pre_attn_scalar": 32, "sliding_window": 64}),
+    "Gemma3ForCausalLM": Family({"sliding_window": 64}),
     "GemmaForCausalLM": Family(),
     "Glm4ForCausalLM": Family({"attention_bias": True}),
     "GraniteForCausalLM": Family(),

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
 from safetensors.torch import load_file
@@ -90,7 +89,7 @@ def _add_config(writer: GGUFWriter, config: dict[str, Any], architecture: str) -
     if architecture == "gemma3":
         writer.add_sliding_window(config["sliding_window"])
     if architecture == "qwen3moe":
-        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
@@ -108,6 +107,7 @@ def _add_tokenizer(writer: GGUFWriter, checkpoint: Path) -> None:
     config = json.loads((checkpoint / "tokenizer_config.json").read_bytes())
     writer.add_bos_token_id(special[config["bos_token"]])
     writer.add_eos_token_id(special[config["eos_token"]])
+    writer.add_pad_token_id(special[config["pad_token"]])
     if (template := checkpoint / "chat_template.jinja").is_file():
         writer.add_chat_template(template.read_text())
 
@@ -149,5 +149,4 @@ def _value(name: str, tensor: torch.Tensor, config: dict[str, Any], architecture
 
 
 if __name__ == "__main__":
-    numpy.seterr(all="raise")
     main()

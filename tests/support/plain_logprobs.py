@@ -14,9 +14,9 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-from transformers import CompressedTensorsConfig
 
 from bitmill_engine_llmcompressor.checkpoints import load_model, load_tokenizer
+from bitmill_engine_llmcompressor.evaluate import load_artifact
 
 
 def main() -> None:
@@ -25,8 +25,7 @@ def main() -> None:
 
 def _logprobs(directory: Path, text: str) -> list[float]:
     quantized = directory.is_dir() and "quantization_config" in json.loads((directory / "config.json").read_bytes())
-    options = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if quantized else {}
-    model = load_model(directory, **options).float()
+    model = (load_artifact(directory) if quantized else load_model(directory)).float()
     ids = torch.tensor([load_tokenizer(directory).encode(text)])
     with torch.inference_mode():
         logprobs = torch.log_softmax(model(ids).logits[0, :-1].float(), dim=-1)

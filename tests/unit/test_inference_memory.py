@@ -156,8 +156,9 @@ def test_a_gpu_needs_its_share_of_the_weights_and_a_cache(
 def test_every_gpu_that_the_engine_uses_is_looked_at_and_no_other() -> None:
     """A copy may be refused for its second GPU."""
     memory = ServerMemory(0, (DeviceMemory(80 * GIB, 70 * GIB), DeviceMemory(80 * GIB, GIB)))
-    check_fits(need(Device.CUDA, 40 * GIB), memory)
-    for options in ({"data_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+    check_fits(need(Device.CUDA, 40 * GIB, gpu_memory_utilization=0.8), memory)
+    for sizes in ({"data_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+        options = {"gpu_memory_utilization": 0.8, **sizes}
         with pytest.raises(ResourceExhaustedError, match="GPU 1"):
             check_fits(need(Device.CUDA, 40 * GIB, **options), memory)  # type: ignore[arg-type]
 

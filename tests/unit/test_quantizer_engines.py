@@ -36,7 +36,6 @@ def test_every_engine_does_symmetric_gptq_with_layers_left_out(engine: str, reci
         (replace(W4A16, algorithm=Algorithm.AWQ), "algorithm"),
         (replace(W4A16, algorithm=Algorithm.RTN), "algorithm"),
         (replace(W4A16, symmetric=False), "symmetric"),
-        (replace(W4A16, activation_order=ActivationOrder.GROUP), "activation_order"),
         (replace(W4A16, kv_cache=KvCacheScheme.FP8), "kv_cache"),
         (
             replace(

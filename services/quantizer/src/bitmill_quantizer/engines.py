@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bitmill_common.artifact import COMPRESSED_TENSORS, GPTQ_FORMAT
 from bitmill_common.errors import FieldViolation
-from bitmill_common.recipes import ActivationOrder, Algorithm, Recipe, Scheme, Treatment
+from bitmill_common.recipes import Algorithm, Recipe, Scheme, Treatment
 
 DEFAULT_ENGINE = "llmcompressor"
 UNSUPPORTED = "UNSUPPORTED_BY_ENGINE"
@@ -32,11 +32,11 @@ class EngineTraits:
 
 
 # The classic layout has room for symmetric GPTQ only in vLLM 0.32: `TYPE_MAP` of AutoGPTQConfig in
-# model_executor/layers/quantization/auto_gptq.py is 4 and 8 bits without zero points, and a checkpoint whose groups
-# follow the activation order is refused (`normalize_and_validate_gptq_desc_act`).
+# model_executor/layers/quantization/auto_gptq.py is 4 and 8 bits without zero points.
 ENGINES: dict[str, EngineTraits] = {
     DEFAULT_ENGINE: EngineTraits(COMPRESSED_TENSORS, reads_gguf=True),
-    # Of `MODEL_MAP` in gptqmodel 7.6.0's models/auto.py: those whose layers are all plain Linear ones.
+    # Of `MODEL_MAP` in gptqmodel 7.6.0's models/auto.py: those whose matrices it rounds as they are. It takes Phi3's
+    # fused ones apart, which vLLM would not find.
     "gptqmodel": EngineTraits(
         GPTQ_FORMAT,
         schemes=_CLASSIC_SCHEMES,
@@ -50,7 +50,6 @@ ENGINES: dict[str, EngineTraits] = {
                 "GraniteForCausalLM",
                 "LlamaForCausalLM",
                 "MistralForCausalLM",
-                "Phi3ForCausalLM",
                 "Qwen2ForCausalLM",
                 "Qwen3ForCausalLM",
                 "StableLmForCausalLM",
@@ -82,9 +81,6 @@ def recipe_violations(engine: str, recipe: Recipe) -> Iterator[FieldViolation]:
             yield _violation(f"{field}.scheme", f"must be UNQUANTIZED: {engine} treats all layers of a model alike")
         else:
             yield from _treatment_violations(engine, traits, field, rule.treatment)
-    if recipe.activation_order is ActivationOrder.GROUP:
-        description = f"GROUP is not served by vLLM in the layout that {engine} writes; STATIC is"
-        yield _violation("spec.recipe.activation_order", description)
     if recipe.kv_cache is not None:
         yield _violation("spec.recipe.kv_cache", f"must be unset for {engine}")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bitmill_common.artifact import DeviceSupport
 from bitmill_common.checkpoint import Checkpoint
 from bitmill_common.recipes import AdaptiveSearch, Algorithm, Calibration, Recipe, Scheme, Treatment
-from bitmill_quantizer.layer_sizes import artifact_bytes, layer_bytes, weights_bytes_in_16_bits
+from bitmill_quantizer.layer_sizes import artifact_bytes, layer_bytes, weight_files_bytes, weights_bytes_in_16_bits
 from bitmill_quantizer.schemes import default_treatment, devices_for, needs_calibration, treatments_of
 from bitmill_quantizer.treatments import LayerTreatments, Shapes, treat_alike
 
@@ -81,7 +81,7 @@ def scheme_sizes(checkpoint: Checkpoint, layers: Shapes) -> tuple[SchemeSize, ..
 def least_adaptive_bytes(
     checkpoint: Checkpoint, layers: Shapes, treated: LayerTreatments, search: AdaptiveSearch
 ) -> int:
-    """Returns the least size that ADAPTIVE can choose: the smallest candidate for every layer that is its to choose."""
+    """Returns the least bytes of weights that ADAPTIVE can choose: the smallest candidate for each of its layers."""
     options = [treat_alike(layers, candidate) for candidate in search.candidates]
     smallest = {
         name: min((option[name] for option in options), key=lambda option: layer_bytes(option, layers[name]))
@@ -89,7 +89,7 @@ def least_adaptive_bytes(
         else treatment
         for name, treatment in treated.treatments.items()
     }
-    return artifact_bytes(checkpoint, layers, smallest)
+    return weight_files_bytes(checkpoint, layers, smallest)
 
 
 def served_on(checkpoint: Checkpoint, recipe: Recipe) -> tuple[DeviceSupport, ...]:

@@ -66,13 +66,15 @@ def weights_bytes_in_16_bits(tensors: Iterable[TensorInfo]) -> int:
     )
 
 
-def artifact_bytes(checkpoint: Checkpoint, layers: Shapes, treatments: Mapping[str, Treatment]) -> int:
-    """Returns the expected size of an artifact's files, those beside the weights included."""
+def weight_files_bytes(checkpoint: Checkpoint, layers: Shapes, treatments: Mapping[str, Treatment]) -> int:
+    """Returns the expected size of an artifact's weights, headers left out."""
     whole = weights_bytes_in_16_bits(checkpoint.tensors.values())
     plain = treated_bytes(layers, dict.fromkeys(layers, AS_IT_IS))
-    companions = sum(file.size_bytes for file in checkpoint.files if file.path not in _weight_files(checkpoint))
-    return max(0, whole - plain) + treated_bytes(layers, treatments) + companions
+    return max(0, whole - plain) + treated_bytes(layers, treatments)
 
 
-def _weight_files(checkpoint: Checkpoint) -> set[str]:
-    return {tensor.file for tensor in checkpoint.tensors.values()}
+def artifact_bytes(checkpoint: Checkpoint, layers: Shapes, treatments: Mapping[str, Treatment]) -> int:
+    """Returns the expected size of an artifact's files, those beside the weights included."""
+    weight_files = {tensor.file for tensor in checkpoint.tensors.values()}
+    companions = sum(file.size_bytes for file in checkpoint.files if file.path not in weight_files)
+    return weight_files_bytes(checkpoint, layers, treatments) + companions

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from bitmill_common.checkpoint import Checkpoint
 from bitmill_common.recipes import Calibration, Recipe
 from bitmill_quantizer.estimates import config_size, least_adaptive_bytes
+from bitmill_quantizer.layer_sizes import weights_bytes_in_16_bits
 from bitmill_quantizer.layers import ARCHITECTURES, missing_decoder_layers, non_float_tensors
 from bitmill_quantizer.problems import Problem, wrong_field
 from bitmill_quantizer.specs import MIN_SEQUENCE_LENGTH
-from bitmill_quantizer.treatments import LayerTreatments, Shapes
+from bitmill_quantizer.treatments import AS_IT_IS, LayerTreatments, Shapes
 
 
 def checkpoint_problems(checkpoint: Checkpoint, layers: Shapes) -> Iterator[Problem]:
@@ -70,13 +71,19 @@ def length_problems(checkpoint: Checkpoint, calibration: Calibration) -> Iterato
 def budget_problems(
     checkpoint: Checkpoint, layers: Shapes, treated: LayerTreatments, recipe: Recipe
 ) -> Iterator[Problem]:
-    """Yields that ADAPTIVE's budget is below all that it could choose."""
-    if recipe.adaptive is None or recipe.adaptive.max_size_bytes is None:
+    """Yields that ADAPTIVE's budget is below all that it could choose, or leaves every layer as it is."""
+    search = recipe.adaptive
+    if search is None or search.max_size_bytes is None:
         return
-    budget, least = recipe.adaptive.max_size_bytes, least_adaptive_bytes(checkpoint, layers, treated, recipe.adaptive)
-    if budget < least:
+    field, budget = "spec.recipe.adaptive.max_size_bytes", search.max_size_bytes
+    if budget < (least := least_adaptive_bytes(checkpoint, layers, treated, search)):
         yield wrong_field(
-            "spec.recipe.adaptive.max_size_bytes",
+            field,
             "BUDGET_TOO_SMALL",
             f"{budget} bytes are less than the {least} that the smallest candidate for every layer would take",
+        )
+    whole = weights_bytes_in_16_bits(checkpoint.tensors.values())
+    if budget >= whole and AS_IT_IS in search.candidates and not recipe.rules:
+        yield wrong_field(
+            field, "NOTHING_TO_QUANTIZE", f"{budget} bytes hold every layer as it is, which takes {whole} in 16 bits"
         )

@@ -48,7 +48,7 @@ class Settings(ServerSettings):
     auto_gptq_python: LocalPath = _ENGINES / "auto_gptq/.venv/bin/python"
     """Interpreter of the environment with the engine auto_gptq. Default: the one of `make setup-engine-auto_gptq`."""
 
-    verifier_python: LocalPath | Literal[""] = Path(__file__).parents[4] / "inference/.venv/bin/python"
+    verifier_python: LocalPath | Literal[""] = Path(__file__).parents[3] / "inference/.venv/bin/python"
     """Interpreter of the environment with bitmill-inference, which loads each result before it is published.
     Default: the one of `make setup`. Empty: artifacts are published unverified, and say so."""
 

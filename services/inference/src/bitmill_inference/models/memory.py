@@ -41,7 +41,7 @@ _LEFT_OUT = ("rotary_emb.inv_freq", ".g_idx", ".weight_shape")
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of one GPU."""
+    """Bytes of one GPU; `total` without what its driver keeps."""
 
     total: int
     free: int

@@ -159,8 +159,9 @@ def _device_memory() -> tuple[DeviceMemory, ...]:
         devices = []
         for index in range(current_platform.device_count()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(current_platform.device_id_to_physical_device_id(index))
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            devices.append(DeviceMemory(int(memory.total), int(memory.free)))
+            # The second version tells apart what the driver keeps for itself, which CUDA and vLLM do not count.
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+            devices.append(DeviceMemory(int(memory.total - memory.reserved), int(memory.free)))
         return tuple(devices)
     except pynvml.NVMLError as error:
         log.warning("gpu_memory_unknown", error=str(error))

@@ -10,7 +10,7 @@ from bitmill.cli.report import axes
 from bitmill.cli.report.axes import Axis
 from bitmill.cli.report.markup import Html, element
 
-_LETTER_WIDTH = 6.6
+_LETTER_WIDTH = 7.2
 """Of the plots' text, in the plot's units."""
 
 
@@ -20,7 +20,7 @@ class Frame:
 
     width: int
     height: int
-    left: int = 68
+    left: int = 78
     bottom: int = 46
     top: int = 10
     right: int = 14
@@ -52,7 +52,7 @@ class Labelled(Mark):
     is_best: bool
 
 
-WIDE = Frame(width=860, height=300)
+WIDE = Frame(width=920, height=320)
 PANEL = Frame(width=280, height=180, left=56, bottom=40)
 
 
@@ -78,7 +78,7 @@ def scatter(frame: Frame, horizontal: Axis, vertical: Axis, marks: Sequence[Labe
     ordered = sorted(marks, key=lambda mark: mark.is_subject)
     dots = [_dot(mark, *places[id(mark)]) for mark in ordered]
     texts = _texts(frame, [(mark, *places[id(mark)]) for mark in reversed(ordered)])
-    return _plot(frame, horizontal, vertical, title, *front, *dots, *texts)
+    return _plot(frame, horizontal, vertical, title, *front, *texts, *dots)
 
 
 def _dot(mark: Labelled, x: float, y: float) -> Html:
@@ -94,13 +94,18 @@ def _texts(frame: Frame, points: Sequence[tuple[Labelled, float, float]]) -> Ite
     taken = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in points]
     for mark, x, y in points:
         width = _LETTER_WIDTH * len(mark.text)
-        boxes = [_box(x, y, side, rise, width) for rise in (0, -12, 12, -24, 24, -36, 36) for side in (1, -1)]
+        # The line of the best goes on to the right of a point, at its height.
+        rises = (-13, 13, 0) if mark.is_best else (0, -13, 13)
+        boxes = [_box(x, y, side, rise, width) for rise in (*rises, -26, 26, -39, 39) for side in (1, -1)]
         inside = [box for box in boxes if frame.left < box[0] and box[2] < frame.width and box[1] > 0]
         free = (box for box in inside if not any(_overlap(box, other) for other in taken))
         box = next(free, (inside or boxes)[0])
         taken.append(box)
-        kind = "label subject-label" if mark.is_subject else "label"
-        yield element("text", mark.text, x=box[0], y=box[3] - 3, class_=kind)
+        # The estimate of the width is generous: the text ends, or begins, at the point.
+        at_left = box[0] < x
+        anchor = {"x": box[2], "text_anchor": "end"} if at_left else {"x": box[0]}
+        yield element("rect", x=box[0], y=box[1], width=width, height=14, class_="backing")
+        yield element("text", mark.text, y=box[3] - 3, class_="subject-label" if mark.is_subject else None, **anchor)
 
 
 Box = tuple[float, float, float, float]
@@ -149,7 +154,7 @@ def _plot(frame: Frame, horizontal: Axis, vertical: Axis, title: str, *marks: Ht
         width=frame.width,
         role="img",
         aria_label=title,
-        class_="plot",
+        class_="plot wide" if frame.width > PANEL.width else "plot",
     )
 
 

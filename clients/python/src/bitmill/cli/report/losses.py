@@ -8,7 +8,7 @@ from bitmill.artifact.v1.artifact_pb2 import Artifact, Evaluation
 from bitmill.artifact.v1.measurement_pb2 import ModuleResult
 from bitmill.cli.report import axes, charts, words
 from bitmill.cli.report.charts import Labelled
-from bitmill.cli.report.markup import Html, element, folded, table
+from bitmill.cli.report.markup import Html, element, folded, joined, table
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
@@ -141,27 +141,31 @@ def siblings(artifact: Artifact, others: Sequence[Artifact]) -> Iterator[Html]:
     title = "Size against mean KL divergence of the artifacts of this source"
     caption = (
         "Lower left is better. The diamond is this artifact; filled dots on the dashed line are those that no smaller "
-        "one surpasses. Numbers are those of the table."
+        "one surpasses. Numbers are those of the table; g64 stands for one scale per 64 input channels."
     )
     plot = charts.scatter(charts.WIDE, horizontal, vertical, marks, title)
     yield element("figure", plot, element("figcaption", caption))
     rows = [_sibling_row(number, each, is_subject=each is artifact) for number, each in enumerate(family, start=1)]
-    yield table("Artifacts of this source by size", _SIBLING_COLUMNS, rows, numeric=[0, 3, 4, 5, 6])
+    yield table("Artifacts of this source by size", _SIBLING_COLUMNS, rows, numeric=[0, 3, 4, 5, 6], long=[1])
 
 
-_SIBLING_COLUMNS = ["no.", "artifact", "scheme", "size", "mean KL, nats", "perplexity", "tokens", "address"]
+_SIBLING_COLUMNS = ["no.", "artifact", "scheme", "size", "mean KL, nats", "perplexity", "tokens"]
 
 
 def _sibling_row(number: int, each: Artifact, *, is_subject: bool) -> list[str]:
     return [
         str(number),
-        element("strong", f"{each.name} (this one)") if is_subject else each.name,
+        joined(
+            [
+                element("strong", f"{each.name} (this one)") if is_subject else element("span", each.name),
+                element("div", each.uri, class_="note"),
+            ]
+        ),
         _recipe(each),
         words.size(each.size_bytes),
         _divergence(each),
         f"{each.evaluation.artifact_perplexity:.3f}",
         f"{each.evaluation.num_tokens:,}",
-        each.uri,
     ]
 
 

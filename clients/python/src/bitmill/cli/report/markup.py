@@ -42,15 +42,24 @@ def facts(rows: Iterable[tuple[str, str]]) -> Html:
     return element("dl", *given, class_="facts")
 
 
-def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()) -> Html:
-    """A table; the columns of the positions `numeric` are set to the right. The first cell of a row names it."""
-    right = dict.fromkeys(numeric, "number")
-    head = element("tr", *(element("th", name, scope="col", class_=right.get(i)) for i, name in enumerate(columns)))
+def table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numeric: Iterable[int] = (),
+    long: Iterable[int] = (),
+) -> Html:
+    """A table whose first cell of each row names the row.
+
+    `numeric` are the positions of columns that are set to the right, `long` those whose words may be broken.
+    """
+    kinds = dict.fromkeys(numeric, "number") | dict.fromkeys(long, "long")
+    head = element("tr", *(element("th", name, scope="col", class_=kinds.get(i)) for i, name in enumerate(columns)))
     body = (
         element(
             "tr",
             *(
-                element("td" if index else "th", cell, scope=None if index else "row", class_=right.get(index))
+                element("td" if index else "th", cell, scope=None if index else "row", class_=kinds.get(index))
                 for index, cell in enumerate(row)
             ),
         )

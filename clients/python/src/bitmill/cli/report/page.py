@@ -35,7 +35,7 @@ def _article(artifact: Artifact, known: Sequence[Artifact]) -> Html:
     return element(
         "article",
         element("h1", artifact.name),
-        element("p", words.grid(artifact.recipe.scheme, artifact.recipe.group_size), class_="note"),
+        element("p", words.headline(artifact.recipe), class_="note"),
         losses.tiles(artifact),
         sections.origin(artifact),
         joined(losses.siblings(artifact, others)),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-
-from google.protobuf import json_format
 
 from bitmill.artifact.v1.artifact_pb2 import Artifact
 from bitmill.artifact.v1.measurement_pb2 import ModuleResult, PhaseCost, Sensitivity
@@ -20,7 +17,6 @@ _OPEN_ROWS = 40
 
 def origin(artifact: Artifact) -> Html:
     """What it is and where it comes from."""
-    options = json_format.MessageToDict(artifact.engine_options)
     return facts(
         [
             ("artifact", artifact.uri),
@@ -29,7 +25,7 @@ def origin(artifact: Artifact) -> Html:
             ("source", artifact.source_uri),
             ("source digest", artifact.source_digest),
             ("served on", devices_text(artifact.devices)),
-            ("served with", ", ".join(f"{name} {json.dumps(value)}" for name, value in sorted(options.items()))),
+            ("served with", ", ".join(words.options(artifact.engine_options))),
             ("engine", " ".join([artifact.engine, artifact.versions.get(artifact.engine, "")]).strip()),
             ("job", artifact.job_id),
             ("created", words.moment(artifact.create_time)),
@@ -95,7 +91,8 @@ def _module_table(caption: str, modules: Sequence[ModuleResult]) -> Html:
     used = [index for index, name in enumerate(columns) if name in columns[:2] or any(row[index] for row in rows)]
     kept = [[row[index] for index in used] for row in rows]
     numeric = [place for place, index in enumerate(used) if index in (2, 3)]
-    return table(caption, [columns[index] for index in used], kept, numeric)
+    long = [place for place, index in enumerate(used) if index in (0, 4)]
+    return table(caption, [columns[index] for index in used], kept, numeric, long)
 
 
 def sensitivities(artifact: Artifact) -> Iterator[Html]:
@@ -123,7 +120,7 @@ def sensitivities(artifact: Artifact) -> Iterator[Html]:
     caption = f"All {len(rows):,} groups of layers"
     yield folded(
         caption,
-        table(caption, ["layers", *candidates], rows, range(1, len(candidates) + 1)),
+        table(caption, ["layers", *candidates], rows, numeric=range(1, len(candidates) + 1), long=[0]),
         is_open=len(rows) <= _OPEN_ROWS,
     )
 
@@ -188,9 +185,9 @@ def provenance(artifact: Artifact) -> Iterator[Html]:
     yield element("h2", "Versions and files")
     yield _versions("Versions that made it", artifact.versions)
     if artifact.files:
-        caption = f"{len(artifact.files):,} files"
+        caption = f"Files: {len(artifact.files):,}"
         rows = [(file.path, words.size(file.size_bytes), file.sha256) for file in artifact.files]
-        yield folded(caption, table(caption, ["file", "size", "SHA-256"], rows, numeric=[1]))
+        yield folded(caption, table(caption, ["file", "size", "SHA-256"], rows, numeric=[1], long=[0, 2]))
 
 
 def _versions(caption: str, versions: Mapping[str, str]) -> Html:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, timedelta
 
+from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.struct_pb2 import Struct
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from bitmill.artifact.v1.recipe_pb2 import (
@@ -58,6 +61,11 @@ def grid(scheme: int, group_size: int) -> str:
     return scheme_name(scheme) + suffix
 
 
+def headline(recipe: Recipe) -> str:
+    """The recipe in one line."""
+    return _listed(scheme_name(recipe.scheme), _SCHEMES.get(recipe.scheme, ""), scales(recipe.group_size))
+
+
 def scales(group_size: int) -> str:
     """What shares a scale; empty where the scheme says it."""
     if group_size == -1:
@@ -93,6 +101,13 @@ def _adaptive_facts(search: AdaptiveSearch) -> Iterator[tuple[str, str]]:
     else:
         yield "budget", f"least size within {search.max_perplexity_ratio:g} times the source's perplexity"
     yield "measured on", f"{search.num_samples} samples" if search.num_samples else ""
+
+
+def options(struct: Struct) -> Iterator[str]:
+    """Names and values of a mapping, by name; a whole number is written as one, as a Struct has floats alone."""
+    for name, value in sorted(json_format.MessageToDict(struct).items()):
+        whole = isinstance(value, float) and value.is_integer()
+        yield f"{name} {json.dumps(int(value) if whole else value)}"
 
 
 def packing(value: int) -> str:

@@ -19,6 +19,7 @@ class ReportingGPTQ(GPTQ):  # type: ignore[misc]
 
     report: RoundingReport
     names: dict[torch.nn.Module, str]
+    H: torch.Tensor
 
     def fasterquant(self, percdamp: float = 0.01, **options: Any) -> Any:
         """Round the layer's weight in place; returns scales, zero points and group indices.

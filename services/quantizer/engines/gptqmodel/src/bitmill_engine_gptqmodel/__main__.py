@@ -8,19 +8,24 @@ from bitmill_engine_kit.protocol import EvaluateRequest, QuantizeRequest
 from bitmill_engine_kit.runner import Operation, run
 
 
+def _prepare_library() -> None:
+    # Read when it is imported. Half of the host's cores otherwise, and one worker cannot hold its own pools.
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, usable_cores())))
+
+
 def _quantize() -> Operation:
+    _prepare_library()
     from bitmill_engine_gptqmodel.quantize import quantize
 
     return quantize
 
 
 def _evaluate() -> Operation:
+    _prepare_library()
     from bitmill_engine_gptqmodel.evaluate import evaluate
 
     return evaluate
 
 
 if __name__ == "__main__":
-    # The library takes half of the host's cores, and with one worker waits for itself.
-    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, usable_cores())))
     sys.exit(run("bitmill_engine_gptqmodel", {QuantizeRequest: _quantize, EvaluateRequest: _evaluate}))

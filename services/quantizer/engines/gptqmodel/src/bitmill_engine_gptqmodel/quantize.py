@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gptqmodel.models._const import DEVICE
 from gptqmodel.models.auto import MODEL_MAP
 from gptqmodel.quantization.config import GPTQConfig
 from transformers import PreTrainedModel, set_seed
@@ -99,7 +100,7 @@ def _round(
         act_group_aware=False,
         fallback=None,
         offload_to_disk=False,
-        device=str(device()),
+        device=DEVICE(device().type),
     )
     config.damp_percent = recipe.dampening_frac
     model.seqlen = samples.max_length

@@ -134,15 +134,14 @@ def _require_room(groups: Sequence[Group], fixed: int, max_size_bytes: int) -> N
 def _measure(groups: Sequence[Group], measuring: Measuring, events: EventWriter) -> None:
     """Fill in the groups' losses."""
     by_names = {group.names: group for group in groups}
-    total = sum(each != AS_IT_IS for group in groups for each in group.candidates)
-    events.progress("quantize", 0, total, "measurements")
+    events.progress("quantize", 0, len(groups), "measurements")
     losses = measuring.losses({names: group.candidates for names, group in by_names.items()})
-    for done, (names, treatment, loss) in enumerate(losses, start=1):
-        if not math.isfinite(loss):
-            message = f"the model's output is not finite with {names[0]} in {treatment.scheme}"
-            raise EngineError("NON_FINITE_ACTIVATIONS", message, layer=names[0], scheme=treatment.scheme)
-        by_names[names].losses[treatment] = loss
-        events.progress("quantize", done, total, "measurements")
+    for done, (names, measured) in enumerate(losses, start=1):
+        if not all(map(math.isfinite, measured.values())):
+            message = f"the model's output is not a finite number when {names[0]} is rounded"
+            raise EngineError("NON_FINITE_ACTIVATIONS", message, tensor=names[0])
+        by_names[names].losses.update(measured)
+        events.progress("quantize", done, len(groups), "measurements")
 
 
 def _within_perplexity(groups: Sequence[Group], measuring: Measuring, max_ratio: float, events: EventWriter) -> Choice:

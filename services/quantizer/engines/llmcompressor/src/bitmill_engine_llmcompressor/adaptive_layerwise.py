@@ -68,6 +68,12 @@ class LayerwiseModel:
             states = self.advance(index, states)
         return recorder.statistics, states
 
+    def squared_error(self, index: int, states: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+        """Sum of squares of what a decoder layer's output for the measured samples differs from what is expected."""
+        outputs = self.advance(index, states[: len(self._measured)])
+        differences = (output - wanted for output, wanted in zip(outputs, expected, strict=False))
+        return sum(each.float().square().sum(dtype=torch.float64).item() for each in differences)
+
     def divergence(self, index: int, states: Sequence[torch.Tensor]) -> float:
         """Mean KL(source || model as it is) in nats over the measured samples' tokens.
 

@@ -1,16 +1,18 @@
 """Loading checkpoints with transformers: local directories or GGUF files, no pickles, no code from the checkpoint."""
 
+from __future__ import annotations
+
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from bitmill_engine_kit.protocol import EngineError
-from bitmill_engine_llmcompressor import moe
+from bitmill_engine_llmcompressor import gguf, moe
 
 # Kept as they are in the source, so that the artifact tokenizes, chats and stops exactly as the source does.
 COMPANIONS = (
@@ -46,26 +48,26 @@ def load_model(source: Path, **options: Any) -> PreTrainedModel:
     CHECKPOINT_AMBIGUOUS for a directory with nothing but several GGUF files.
     """
     local = {"trust_remote_code": False, "local_files_only": True}
-    gguf = _gguf_file(source)
-    if gguf is not None:
-        options |= {"gguf_file": gguf.name, "dtype": _gguf_dtype(gguf)}
-        source = gguf.parent
+    file = gguf.file_of(source)
+    if file is not None:
+        options |= {"gguf_file": file.name, "dtype": gguf.dtype(file), "config": gguf.config(file)}
+        source = file.parent
     else:
-        options |= {"dtype": "auto", "use_safetensors": True}
-    config = AutoConfig.from_pretrained(source, **local, **({"gguf_file": gguf.name} if gguf else {}))
-    with moe.linear_experts(config.model_type if _stores_each_expert(source, gguf) else ""):
+        options |= {"dtype": "auto", "use_safetensors": True, "config": AutoConfig.from_pretrained(source, **local)}
+    each_stored = file is None and _stores_each_expert(source)
+    with moe.linear_experts(options["config"].model_type) if each_stored else contextlib.nullcontext():
         model, info = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **local, **options)
     if missing := sorted(info["missing_keys"]):
         shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise EngineError("CHECKPOINT_INCOMPLETE", f"{len(missing)} weights are missing: {shown}", missing=len(missing))
-    loaded: PreTrainedModel = moe.linearize(model).eval()
+    loaded: PreTrainedModel = moe.linearize(gguf.forget(model) if file else model).eval()
     return loaded
 
 
 def load_tokenizer(source: Path) -> PreTrainedTokenizerBase:
     """Load the checkpoint's tokenizer: of a GGUF file the one beside it, or else its own."""
-    gguf = _gguf_file(source)
-    options = {} if gguf is None or _has_tokenizer(source) else {"gguf_file": gguf.name}
+    file = gguf.file_of(source)
+    options = {} if file is None or _has_tokenizer(source) else {"gguf_file": file.name}
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         source if source.is_dir() else source.parent, trust_remote_code=False, local_files_only=True, **options
     )
@@ -90,32 +92,8 @@ def _has_tokenizer(source: Path) -> bool:
     return source.is_dir() and any((source / name).is_file() for name in _TOKENIZERS)
 
 
-def _gguf_file(source: Path) -> Path | None:
-    """The GGUF file that a source is: itself, or the only one of a directory without safetensors."""
-    if source.suffix == ".gguf":
-        return source
-    files = sorted(source.glob("*.gguf"))
-    if not files or any(source.glob("*.safetensors")):
-        return None
-    if len(files) > 1:
-        names = ", ".join(path.name for path in files)
-        raise EngineError("CHECKPOINT_AMBIGUOUS", f"{source} holds several GGUF files: {names}; name one", files=names)
-    return files[0]
-
-
-def _gguf_dtype(path: Path) -> torch.dtype:
-    types = {tensor.tensor_type for tensor in GGUFReader(path).tensors}
-    return (
-        torch.float16
-        if types <= {GGMLQuantizationType.F16, GGMLQuantizationType.F32} and (GGMLQuantizationType.F16 in types)
-        else torch.bfloat16
-    )
-
-
-def _stores_each_expert(source: Path, gguf: Path | None) -> bool:
+def _stores_each_expert(source: Path) -> bool:
     """Whether experts, if there are any, are stored one by one, as on the Hub, and not stacked in one tensor."""
-    if gguf is not None:
-        return False
     for path in source.glob("*.safetensors"):
         with safe_open(path, framework="pt") as tensors:
             if any(name.endswith((".experts.gate_up_proj", ".experts.down_proj")) for name in tensors.keys()):  # noqa: SIM118 (not a dictionary)

@@ -9,25 +9,27 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from llmcompressor.modeling.moe.conversion_mappings import (
     get_linearize_load_mappings,
     has_linearize_load_mappings,
+    patch_moe_mappings,
     set_save_conversion_mapping,
 )
 from llmcompressor.modeling.moe.linear_experts import LinearExperts2D
 from llmcompressor.modeling.moe.linearize import get_non_linearized_moes, linearize_moe
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, modeling_utils
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
 )
-from transformers.core_model_loading import revert_weight_conversion
-from transformers.monkey_patching import clear_patch_mapping, register_patch_mapping
+from transformers.core_model_loading import WeightRenaming, revert_weight_conversion
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.(?P<leaf>\w+)")
 _ROUTER = re.compile(r".*\.(gate|shared_expert_gate)")
@@ -48,20 +50,24 @@ def is_router(name: str) -> bool:
 def linear_experts(model_type: str) -> Iterator[None]:
     """Within it transformers builds and loads linear experts from a checkpoint that stores each expert by itself.
 
-    llm-compressor's `load_quantizable_moe`, for calls that also ask for the loading info; what it changes in
-    transformers is put back.
+    llm-compressor's `load_quantizable_moe`, for calls that also ask for the loading info. What is changed in
+    transformers is put back, and a class is replaced in its own module only: transformers' `apply_patches` looks
+    through all of its modules, and so imports libraries for images that are not installed.
     """
-    if not has_linearize_load_mappings(model_type):
-        yield
-        return
+    with _mixtral_mapping():
+        if not has_linearize_load_mappings(model_type):
+            yield
+            return
+        experts, mapping, _ = get_linearize_load_mappings(model_type)
     original = get_checkpoint_conversion_mapping(model_type)
-    experts, mapping, _ = get_linearize_load_mappings(model_type)
-    register_patch_mapping({experts.__name__: LinearExperts2D.get_linear_experts_cls(experts)})
+    linear = LinearExperts2D.get_linear_experts_cls(experts)
+    replaced = patch.object(sys.modules[experts.__module__], experts.__name__, linear)
     register_checkpoint_conversion_mapping(model_type, mapping, overwrite=True)
     try:
-        yield
+        # Called around the building of the model; its weights are initialized by the classes that there were.
+        with patch.object(modeling_utils, "apply_patches", lambda: replaced):
+            yield
     finally:
-        clear_patch_mapping()
         register_checkpoint_conversion_mapping(model_type, original, overwrite=True)
 
 
@@ -72,10 +78,24 @@ def linearize(model: PreTrainedModel) -> PreTrainedModel:
     """
     if get_non_linearized_moes(model):
         linearize_moe(model)
-    if _has_linear_experts(model) and has_linearize_load_mappings(model.config.model_type):
-        _, _, mapping = get_linearize_load_mappings(model.config.model_type)
-        set_save_conversion_mapping(model, mapping)
+    model_type = model.config.model_type
+    with _mixtral_mapping():
+        if _has_linear_experts(model) and has_linearize_load_mappings(model_type):
+            _, _, mapping = get_linearize_load_mappings(model_type)
+            set_save_conversion_mapping(model, mapping)
     return model
+
+
+def _mixtral_mapping() -> contextlib.AbstractContextManager[object]:
+    """llm-compressor's table has no names for Mixtral's experts."""
+    return patch_moe_mappings(
+        "mixtral",
+        [
+            WeightRenaming(rf"\.experts\.(\d+)\.{file}\.", rf".experts.\1.{name}.")
+            for file, name in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj"))
+        ],
+        remove_targets=[".experts.gate_up_proj", ".experts.down_proj"],
+    )
 
 
 def _has_linear_experts(model: PreTrainedModel) -> bool:
@@ -117,30 +137,23 @@ class RoutedTokens:
         ]
 
 
-def add_file_names(model: PreTrainedModel, model_dir: Path) -> None:
-    """Name modules in the saved quantization_config as the saved tensors do, too, where transformers renames them.
+def add_module_names(model: PreTrainedModel, model_dir: Path) -> None:
+    """Name modules in the saved quantization_config as transformers does, too, where the files name them otherwise.
 
-    vLLM compares with the names of the files, transformers with those of its own modules; Mixtral's differ.
+    llm-compressor writes the names of the files, which vLLM goes by; transformers goes by its own. Mixtral's differ.
     """
     path = model_dir / "config.json"
     config = json.loads(path.read_bytes())
-    quantization = config.get("quantization_config", {})
-    lists = [
-        quantization.get("ignore"),
-        *(group.get("targets") for group in quantization.get("config_groups", {}).values()),
-    ]
-    known = dict(model.named_modules())
-    changed = False
-    for names in filter(None, lists):
-        renamed = file_names(model, [name for name in names if name in known])
-        added = [name for name in renamed.values() if name not in names]
-        names.extend(added)
-        changed |= bool(added)
-    if changed:
-        path.write_text(json.dumps(config, indent=2) + "\n")
+    quantization = config.get("quantization_config") or {}
+    groups = quantization.get("config_groups", {}).values()
+    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    renamed = {file: name for name, file in _file_names(model, linears).items() if file != name}
+    for names in filter(None, [quantization.get("ignore"), *(group["targets"] for group in groups)]):
+        names.extend([renamed[name] for name in names if name in renamed])
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def file_names(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
+def _file_names(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
     """The names of modules in the model's files, by module name."""
     suffix = ".weight"
     found = {}

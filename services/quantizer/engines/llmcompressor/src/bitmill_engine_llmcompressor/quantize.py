@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from bitmill_engine_kit.calibration import Samples, build_samples
 from bitmill_engine_kit.process import peak_memory_bytes
 from bitmill_engine_kit.protocol import EngineError, EventWriter, QuantizeRequest, Recipe
-from bitmill_engine_llmcompressor import adaptive, calibration_cuda, gptq_cpu, moe, recipes, smoothing
+from bitmill_engine_llmcompressor import adaptive, calibration_cuda, gguf, gptq_cpu, moe, recipes, smoothing
 from bitmill_engine_llmcompressor.calibration_cuda import BatchPlan, plan_batches
 from bitmill_engine_llmcompressor.checkpoints import device, load_source, load_tokenizer, require_context
 from bitmill_engine_llmcompressor.gptq import OnLayer, PlanModifier
@@ -75,15 +75,14 @@ def compress(
     if recipe.kv_cache is None and all(layer.treatment == AS_IT_IS for layer in plan.values()):
         return {}
     rounding = _rounding(model, plan, recipe).follow(plan, on_layer)
+    batches = _batch_plan(model, samples)
     smoothers: list[Modifier] = []
     if recipe.smoothing_strength:
-        smoothers.append(
-            smoothing.smoothquant(model, plan, recipe.smoothing_strength).tell(rounding.divide_inputs),
-        )
+        smoothers.append(smoothing.smoothquant(model, plan, recipe.smoothing_strength).tell(rounding.divide_inputs))
     if any(layer.treatment.algorithm == "AWQ" for layer in plan.values()):
-        smoothers.append(smoothing.awq(model, plan))
-    batches = _batch_plan(model, samples)
+        smoothers.append(smoothing.awq(model, plan, batches.offload_device))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(gguf.without_directory(model))
         stack.enter_context(smoothing.exact_norms(smoothing=bool(smoothers)))
         if batches.fused_attention:
             stack.enter_context(calibration_cuda.fused_attention(model))
@@ -92,6 +91,8 @@ def compress(
             processor=tokenizer,
             dataset=samples and _dataset(samples, batches.batch_size),
             recipe=[*smoothers, rounding],
+            # All in one pass over each layer; by default each modifier has a pass of its own over the model.
+            pipeline="datafree" if samples is None else "sequential",
             sequential_offload_device=batches.offload_device,
         )
     return rounding.outcomes

@@ -27,6 +27,7 @@ from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import (
     get_layer_mappings_from_model as smoothquant_mappings,
 )
 from llmcompressor.modifiers.transform.smoothquant.utils import MAPPINGS_REGISTRY
+from llmcompressor.pipelines.cache import IntermediatesCache
 from pydantic import PrivateAttr
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
@@ -77,7 +78,15 @@ class AWQ(AWQModifier):  # type: ignore[misc]
         for name, (total, _) in self._smooth_activation_stats.items():
             if not total.isfinite().all():
                 raise _non_finite(name)
-        super().on_sequential_epoch_end(state, event, **kwargs)
+        with _pinning_where_it_can():
+            super().on_sequential_epoch_end(state, event, **kwargs)
+
+
+def _pinning_where_it_can() -> contextlib.AbstractContextManager[object]:
+    """llm-compressor 0.14 pins memory for its transfers to a GPU, and fails where there is none."""
+    if torch.cuda.is_available():
+        return contextlib.nullcontext()
+    return patch.object(IntermediatesCache, "pin_memory", lambda *_: None)
 
 
 def _non_finite(name: str) -> EngineError:
@@ -99,8 +108,8 @@ def smoothquant(model: PreTrainedModel, plan: Plan, strength: float) -> SmoothQu
     return SmoothQuant(smoothing_strength=strength, mappings=[(list(balance), smooth) for smooth, balance in mappings])
 
 
-def awq(model: PreTrainedModel, plan: Plan) -> AWQ:
-    """AWQ for the layers of the plan that it rounds.
+def awq(model: PreTrainedModel, plan: Plan, offload_device: str) -> AWQ:
+    """AWQ for the layers of the plan that it scales; `offload_device` keeps the activations that it searches with.
 
     Raises EngineError UNSUPPORTED_RECIPE when llm-compressor does not know what reads what in such a model.
     """
@@ -118,7 +127,7 @@ def awq(model: PreTrainedModel, plan: Plan) -> AWQ:
         )
     ]
     _require_some(mappings, "AWQ", architecture)
-    return AWQ(mappings=mappings)
+    return AWQ(mappings=mappings, offload_device=torch.device(offload_device))
 
 
 @contextlib.contextmanager
@@ -134,11 +143,11 @@ def exact_norms(*, smoothing: bool) -> Iterator[None]:
         with patch.object(oneshot, "norm_calibration_context", contextlib.nullcontext):
             yield
         return
-    original = offset_norm.CalibrationOffsetNorm.__init__
+    in_16_bits = offset_norm.CalibrationOffsetNorm.__init__
 
-    def in_32_bits(norm: Any, module: torch.nn.Module, config: Any) -> None:
-        original(norm, module, config)
-        norm.weight = torch.nn.Parameter(1.0 + module.weight.data.float())
+    def in_32_bits(norm: Any, original: torch.nn.Module, config: Any) -> None:
+        in_16_bits(norm, original, config)
+        norm.weight = torch.nn.Parameter(1.0 + original.weight.data.float())
 
     with patch.object(offset_norm.CalibrationOffsetNorm, "__init__", in_32_bits):
         yield
