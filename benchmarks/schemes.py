@@ -1,10 +1,11 @@
-"""Every scheme on this host's device: made by the engine, measured, loaded by the inference server, streamed.
+"""The shipped recipes on this host's device: made by the engine, measured, loaded by the inference server, streamed.
 
-    PYTHONPATH=examples .venv/bin/python benchmarks/schemes.py --checkpoint DIR
+    PYTHONPATH=examples .venv/bin/python benchmarks/schemes.py --checkpoint DIR [--recipes NAME...] [--group-size 32]
 
-Writes benchmarks/results/schemes-DEVICE.json, a list of rows with `scheme`, `device`, `quantize_s`, `evaluate_s`,
-`bytes`, `source_bytes`, `mean_kl_divergence`, `tokens_per_s` of 64 streams, and the versions. A scheme that the device
-has no kernel for has a `refusal` instead of a speed.
+Writes benchmarks/results/schemes-DEVICE.json, a list of rows with `recipe`, `scheme`, `device`, `quantize_s`,
+`evaluate_s` (both beside the other recipes, --jobs at once), `bytes`, `source_bytes`, the losses, `tokens_per_s` of 64
+streams, and the versions. A recipe that the device has no kernel for has a `refusal` instead of a speed, one that the
+engine does not make of this checkpoint a `failure`.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from pathlib import Path
 from typing import Any
 
 import local_servers
-from bitmill import InferenceClient, errors
+from bitmill import InferenceClient, errors, recipes
+from bitmill.artifact.v1.recipe_pb2 import Scheme
+from bitmill.keywords import EngineKeywords
+from bitmill_common.recipes import Calibration, Recipe
+from bitmill_quantizer import engine_messages
+from bitmill_quantizer.convert_recipe import recipe_draft
+from bitmill_quantizer.recipe_rules import complete_recipe
 
 REPOSITORY = Path(__file__).parents[1]
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "W4A16": {"group_size": 32},
-    "W8A16": {"group_size": 32},
-    "W8A8_INT8": {"group_size": -1},
-}
+CALIBRATION = Calibration(num_samples=64, max_sequence_length=512)
+EVALUATION_TOKENS = 4096
 STREAMS = 64
 TOKENS_PER_STREAM = 128
+# Without compilation, which takes longer than the measurement.
+OPTIONS: EngineKeywords = {"enforce_eager": True, "max_model_len": 512, "kv_cache_memory_bytes": 1 << 30}
 
 
 def main() -> None:
@@ -38,6 +44,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     services = REPOSITORY / "services"
     parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--recipes", nargs="+", choices=recipes.names(), default=recipes.names())
+    parser.add_argument("--group-size", type=int, help="of W4A16, where 128 does not divide the checkpoint's sizes")
+    parser.add_argument("--jobs", type=int, default=1, help="engines that run at once")
     parser.add_argument("--engine-python", default=str(services / "quantizer/engines/llmcompressor/.venv/bin/python"))
     parser.add_argument("--inference-python", default=str(services / "inference/.venv/bin/python"))
     parser.add_argument("--output-dir", type=Path, default=REPOSITORY / "benchmarks/results")
@@ -51,41 +60,10 @@ def main() -> None:
 
 
 def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
-    """Makes, measures and serves each scheme and returns a row for each."""
-    rows = []
+    """Makes, measures and serves each recipe and returns a row for each."""
     about = describe(arguments)
-    for scheme, recipe in RECIPES.items():
-        request = {
-            "source_dir": str(arguments.checkpoint),
-            "recipe": {"scheme": scheme, "symmetric": True, "ignore": [], "dampening_frac": 0.01, "seed": 0, **recipe},
-            "calibration": {"path": None, "num_samples": 32, "max_sequence_length": 512},
-        }
-        model_dir = str(scratch / scheme)
-        made, quantize_s = engine(arguments, scratch, {**request, "operation": "quantize", "output_dir": model_dir})
-        measured, evaluate_s = engine(
-            arguments,
-            scratch,
-            {
-                "operation": "evaluate",
-                "source_dir": str(arguments.checkpoint),
-                "model_dir": model_dir,
-                "num_tokens": 4096,
-                "window": 512,
-            },
-        )
-        rows.append(
-            {
-                "scheme": scheme,
-                "quantize_s": round(quantize_s, 1),
-                "evaluate_s": round(evaluate_s, 1),
-                "source_bytes": size(arguments.checkpoint),
-                "bytes": size(Path(model_dir)),
-                "mean_kl_divergence": measured["mean_kl_divergence"],
-                "num_quantized_modules": made["num_quantized_modules"],
-                "engine_versions": made["versions"],
-                **about,
-            }
-        )
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        rows = list(pool.map(lambda name: made(arguments, scratch, name) | about, arguments.recipes))
     environment = {
         "BITMILL_INFERENCE_ADDRESS": "127.0.0.1:0",
         "BITMILL_INFERENCE_MODEL_ROOTS": scratch.as_uri(),
@@ -97,14 +75,69 @@ def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
         InferenceClient(address) as inference,
     ):
         for row in rows:
-            row.update(served(inference, scratch / row["scheme"]))
+            if "failure" not in row:
+                row.update(served(inference, scratch / row["recipe"]))
     log.unlink()
     return rows
 
 
-def engine(arguments: argparse.Namespace, scratch: Path, request: dict[str, Any]) -> tuple[dict[str, Any], float]:
+def made(arguments: argparse.Namespace, scratch: Path, name: str) -> dict[str, Any]:
+    """Makes and measures the artifact of one recipe; what the engine says, when it refuses."""
+    recipe = complete(name, arguments.group_size)
+    model_dir = scratch / name
+    row: dict[str, Any] = {"recipe": name, "scheme": recipe.scheme.value}
+    quantize = {
+        "operation": "quantize",
+        "source_dir": str(arguments.checkpoint),
+        "output_dir": str(model_dir),
+        "recipe": engine_messages.recipe_json(recipe),
+        "calibration": engine_messages.calibration_json(CALIBRATION, None),
+    }
+    evaluate = {
+        "operation": "evaluate",
+        "source_dir": str(arguments.checkpoint),
+        "model_dir": str(model_dir),
+        "num_tokens": EVALUATION_TOKENS,
+        "window": CALIBRATION.max_sequence_length,
+    }
+    try:
+        result, quantize_s = engine(arguments, scratch, name, quantize)
+        measured, evaluate_s = engine(arguments, scratch, name, evaluate)
+    except EngineFailedError as error:
+        return row | {"failure": str(error)}
+    return row | {
+        "quantize_s": round(quantize_s, 1),
+        "evaluate_s": round(evaluate_s, 1),
+        "source_bytes": size(arguments.checkpoint),
+        "bytes": size(model_dir),
+        **{key: measured[key] for key in ("mean_kl_divergence", "p99_kl_divergence", "top1_agreement")},
+        "source_perplexity": measured["source_perplexity"],
+        "artifact_perplexity": measured["artifact_perplexity"],
+        "num_quantized_modules": result["num_quantized_modules"],
+        "engine_versions": result["versions"],
+    }
+
+
+def complete(name: str, group_size: int | None) -> Recipe:
+    """Returns a shipped recipe with every default filled in, as the server does."""
+    message = recipes.load(name)
+    if group_size is not None and message.scheme == Scheme.SCHEME_W4A16:
+        message.group_size = group_size
+    recipe, violations = complete_recipe(recipe_draft(message), CALIBRATION.num_samples)
+    if recipe is None:
+        sys.exit(f"{name}: {violations}")
+    return recipe
+
+
+class EngineFailedError(Exception):
+    """The engine's own reason and words."""
+
+
+def engine(
+    arguments: argparse.Namespace, scratch: Path, name: str, request: dict[str, Any]
+) -> tuple[dict[str, Any], float]:
     """Runs the engine and returns its result and its seconds from start to end."""
-    path = scratch / "request.json"
+    path = scratch / f"{name}.{request['operation']}.json"
     path.write_text(json.dumps({"protocol_version": 2, **request}), encoding="utf-8")
     start = time.monotonic()
     process = subprocess.run(
@@ -116,9 +149,10 @@ def engine(arguments: argparse.Namespace, scratch: Path, request: dict[str, Any]
     )
     seconds = time.monotonic() - start
     lines = process.stdout.splitlines()
-    last = json.loads(lines[-1]) if lines else {"event": "nothing"}
-    if last["event"] != "result":
-        sys.exit(f"{request['operation']}: {last}\n{process.stderr[-4000:]}")
+    last = json.loads(lines[-1]) if lines else {}
+    if last.get("event") != "result":
+        print(f"{name}, {request['operation']}:\n{process.stderr[-3000:]}", file=sys.stderr)
+        raise EngineFailedError(f"{last.get('reason', 'crash')}: {last.get('message', process.stderr[-500:])}")
     return last, seconds
 
 
@@ -126,9 +160,9 @@ def served(inference: InferenceClient, model_dir: Path) -> dict[str, Any]:
     """Loads a model directory and measures it; what refuses it, when the device cannot serve it."""
     name = model_dir.name.lower().replace("_", "-")
     try:
-        model = inference.load_model(model_dir.as_uri(), name=name)
-    except errors.FailedPreconditionError as error:
-        return {"refusal": f"{error.reason}: {error}"}
+        model = inference.load_model(model_dir.as_uri(), name=name, **OPTIONS)
+    except errors.BitmillRpcError as error:
+        return {"refusal": str(error)}
 
     def stream(number: int) -> int:
         prompt = f"Stream {number} tells a story about"

@@ -31,7 +31,7 @@ def write_checkpoint(
     """Writes a checkpoint and returns `directory`.
 
     `dtype` is BF16, F16 or F32. With `num_shards` over 1 there is an index. Weights are small random values of `seed`;
-    zeros with None. `config` overrides fields of config.json; a value of None leaves the field out.
+    zeros with None, which take no room on the disk. `config` overrides fields of config.json; a value of None leaves the field out.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shapes = llama_shapes(
@@ -114,20 +114,21 @@ def write_safetensors(
     text += b" " * (-len(text) % 8)
     with path.open("wb") as writer:
         writer.write(len(text).to_bytes(8, "little") + text)
-        generator = None if seed is None else random.Random(seed)
+        if seed is None:
+            writer.truncate(writer.tell() + offset)
+            return
+        generator = random.Random(seed)
         for shape in shapes.values():
             writer.write(_values(math.prod(shape), dtype, generator))
 
 
-def _values(count: int, dtype: str, generator: random.Random | None) -> bytes:
-    """Returns `count` elements, little-endian: zeros, or values of either sign between 2**-7 and 2**-5.
+def _values(count: int, dtype: str, generator: random.Random) -> bytes:
+    """Returns `count` elements, little-endian: values of either sign between 2**-7 and 2**-5.
 
     The low bytes are random, and the top byte is one of sign and exponent: 0x3C and 0xBC in the 8-bit exponent of
     BF16 and F32, 0x24 and 0xA4 in the 5-bit exponent of F16.
     """
     width = BYTES_PER_ELEMENT[dtype]
-    if generator is None:
-        return bytes(count * width)
     values = bytearray(generator.randbytes(count * width))
     tops = (0x24, 0xA4) if dtype == "F16" else (0x3C, 0xBC)
     values[width - 1 :: width] = bytes(tops[byte & 1] for byte in values[width - 1 :: width])
