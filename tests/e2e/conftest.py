@@ -45,6 +45,17 @@ def untied_checkpoint(tiny_checkpoints: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_families(engine_python: Path) -> Path:
+    """The directory of a tiny checkpoint for each architecture, made once for each version of the scripts."""
+    support = REPOSITORY / "tests/support"
+    scripts = ("make_tiny_families.py", "make_tiny_checkpoints.py", "make_tiny_gguf.py")
+    digest = hashlib.sha256(b"".join((support / script).read_bytes() for script in scripts)).hexdigest()[:12]
+    directory = REPOSITORY / "build/test-families" / digest
+    subprocess.run([engine_python, support / scripts[0], directory], check=True, capture_output=True, timeout=280)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def tiny_w4a16(engine_python: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint as a W4A16 model directory, made by the real engine."""
     directory = tmp_path_factory.mktemp("w4a16")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from bitmill_quantizer.engines import ENGINES
 from support.llmcompressor_engine import Event, evaluate_request, quantize_request
 
 REPOSITORY = Path(__file__).parents[2]
@@ -24,8 +25,9 @@ SUPPORT = REPOSITORY / "tests/support"
 NAMES = os.environ.get("BITMILL_TEST_ENGINES", "llmcompressor,gptqmodel").split(",")
 DEADLINE_S = 280
 QUANTIZED_LAYERS = 14  # seven in each of the two decoder layers
-LAYOUTS = {"llmcompressor": "compressed-tensors", "gptqmodel": "gptq", "auto_gptq": "gptq"}
-FIRST_MLP = ["re:.*self_attn.*", "model.layers.1.mlp.down_proj"]
+IGNORED = ["re:.*self_attn.*", "model.layers.1.mlp.down_proj"]
+# What vLLM is given to read, in support/vllm_many.py.
+PROMPT = "The quick brown fox jumps over the lazy dog, and the with statement is used to wrap the execution of a block."
 REFUSALS = [
     ({"ignore": ["re:.*experts.*"]}, "IGNORE_MATCHES_NOTHING", {"pattern": "re:.*experts.*"}),
     ({"ignore": ["re:.*"]}, "NOTHING_QUANTIZED", {}),
@@ -62,6 +64,15 @@ class Engine:
     answers: dict[str, Answer]
 
     @property
+    def layout(self) -> str:
+        return ENGINES[self.name].format
+
+    @property
+    def architectures(self) -> list[str]:
+        """Those that the server hands to it; empty for the engine that has tests of its own for all of them."""
+        return sorted(ENGINES[self.name].architectures or ())
+
+    @property
     def module(self) -> str:
         return f"bitmill_engine_{self.name}"
 
@@ -75,38 +86,44 @@ class Engine:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def engine(request: pytest.FixtureRequest, tiny_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(
+    request: pytest.FixtureRequest,
+    tiny_checkpoint: Path,
+    tiny_families: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Engine:
     """Every request of these tests, answered in one process of the engine."""
-    name = request.param
+    name: str = request.param
     python = REPOSITORY / f"services/quantizer/engines/{name}/.venv/bin/python"
     assert python.exists(), f"there is no {python}: run make setup-engine-{name}"
     directory = tmp_path_factory.mktemp(name)
     (directory / "short.txt").write_text("Too short.")
     line = json.dumps({"messages": [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It."}]})
     (directory / "chats.jsonl").write_text(f"{line}\n" * 200)
-    requests = _requests(tiny_checkpoints, directory)
+    requests = _requests(name, tiny_checkpoint, tiny_families, directory)
     answers = _answer(python, f"bitmill_engine_{name}", list(requests.values()), directory)
     return Engine(name, python, directory, dict(zip(requests, answers, strict=True)))
 
 
-def _requests(checkpoints: Path, directory: Path) -> dict[str, dict[str, Any]]:
-    tied, untied = checkpoints / "tied", checkpoints / "untied"
+def _requests(name: str, tied: Path, families: Path, directory: Path) -> dict[str, dict[str, Any]]:
+    untied = families / "LlamaForCausalLM"
 
-    def quantize(name: str, source: Path = tied, **changes: Any) -> dict[str, Any]:
+    def quantize(model: str, source: Path = tied, **changes: Any) -> dict[str, Any]:
         if "path" in changes:
             changes["path"] = str(directory / changes["path"])
-        return quantize_request(source, directory / name, **changes)
+        return quantize_request(source, directory / model, **changes)
 
-    down_proj = {"pattern": "re:.*down_proj", "scheme": "UNQUANTIZED", "algorithm": "NONE", "group_size": 0}
+    as_it_is = {"scheme": "UNQUANTIZED", "algorithm": "NONE", "group_size": 0, "symmetric": True}
     made = {
         "W4A16": quantize("W4A16"),
         "W4A16 static": quantize("W4A16 static", activation_order="STATIC"),
         "W8A16": quantize("W8A16", scheme="W8A16", group_size=-1),
         "chats": quantize("chats", path="chats.jsonl", num_samples=4),
-        "ignored": quantize("ignored", untied, ignore=FIRST_MLP),
-        "rule": quantize("rule", untied, rules=[{**down_proj, "symmetric": True}]),
+        "ignored": quantize("ignored", untied, ignore=IGNORED),
+        "rule": quantize("rule", untied, rules=[{"pattern": "re:.*down_proj", **as_it_is}]),
     }
-    evaluated = {f"evaluate {name}": evaluate_request(tied, directory / name) for name in ("W4A16", "W8A16")}
+    made |= {each: quantize(each, families / each, num_samples=8) for each in sorted(ENGINES[name].architectures or ())}
+    evaluated = {f"evaluate {each}": evaluate_request(tied, directory / each) for each in ("W4A16", "W8A16")}
     refused = {
         f"refused {index}": quantize(f"refused {index}", **dict(changes))
         for index, (changes, _, _) in enumerate([*REFUSALS, *CLASSIC_REFUSALS])
@@ -117,11 +134,8 @@ def _requests(checkpoints: Path, directory: Path) -> dict[str, dict[str, Any]]:
 def _answer(python: Path, module: str, requests: Sequence[dict[str, Any]], directory: Path) -> list[Answer]:
     path = directory / "requests.json"
     path.write_text(json.dumps(requests))
-    done = subprocess.run(
-        [python, SUPPORT / "engine_many.py", module, path], capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [Answer(each["events"], each["last"]) for each in json.loads(done.stdout.splitlines()[-1])]
+    answers = json.loads(_last_line(python, "engine_many.py", module, path))
+    return [Answer(each["events"], each["last"]) for each in answers]
 
 
 def test_events_are_progress_by_layer_and_one_result_last(engine: Engine) -> None:
@@ -132,7 +146,7 @@ def test_events_are_progress_by_layer_and_one_result_last(engine: Engine) -> Non
     assert {(event["phase"], event["total"], event["unit"]) for event in progress} == {("quantize", 2, "layers")}
     assert all(event["loss"] > 0 for event in progress[1:])
     assert {"torch", "transformers", "python"} < result["versions"].keys()
-    assert result["format"] == LAYOUTS[engine.name]
+    assert result["format"] == engine.layout
     assert result["num_quantized_modules"] == QUANTIZED_LAYERS
     assert result["calibration"]["digest"].startswith("sha256:")
     assert (result["calibration"]["num_samples"], result["calibration"]["num_tokens"]) == (16, 16 * 128)
@@ -154,8 +168,8 @@ def test_config_says_how_the_weights_are_stored(engine: Engine, tiny_checkpoint:
     """By the layout's own terms; all else is the source's."""
     config = json.loads((engine.model("W4A16 static") / "config.json").read_text())
     quantization = config.pop("quantization_config")
-    assert quantization["quant_method"] == LAYOUTS[engine.name]
-    if LAYOUTS[engine.name] == "gptq":
+    assert quantization["quant_method"] == engine.layout
+    if engine.layout == "gptq":
         expected = {"bits": 4, "group_size": 32, "sym": True, "desc_act": False, "lm_head": False}
         assert expected.items() <= quantization.items()
         assert config == json.loads((tiny_checkpoint / "config.json").read_text())
@@ -239,7 +253,7 @@ def test_the_evaluation_is_of_finite_numbers(engine: Engine, name: str) -> None:
 
 def refusals(engine: Engine) -> list[tuple[dict[str, Any], str, dict[str, str], Answer]]:
     """What the engine must refuse, with its answer."""
-    classic = CLASSIC_REFUSALS if LAYOUTS[engine.name] == "gptq" else []
+    classic = CLASSIC_REFUSALS if engine.layout == "gptq" else []
     return [(*case, engine.answers[f"refused {index}"]) for index, case in enumerate([*REFUSALS, *classic])]
 
 
@@ -253,15 +267,30 @@ def test_what_cannot_be_done_is_one_error_event(engine: Engine) -> None:
         assert not engine.model(f"refused {index}").exists()
 
 
-def test_vllm_serves_what_each_engine_makes(engine: Engine, inference_python: Path) -> None:
-    """With its own kernels on this host's device; on a processor, those of four bits."""
-    on_gpu = engine.name == "auto_gptq"
-    names = ["W4A16", "W4A16 static", "ignored", "rule", *(["W8A16"] if on_gpu else [])]
+def test_every_architecture_that_the_server_hands_to_it_is_quantized(engine: Engine) -> None:
+    """The table of the server says no more than the engine does."""
+    for architecture in engine.architectures:
+        assert engine.result(architecture)["num_quantized_modules"] == QUANTIZED_LAYERS
+
+
+def test_vllm_serves_what_each_engine_makes(engine: Engine, engine_python: Path, inference_python: Path) -> None:
+    """With kernels of this host, and in the classic layout to the numbers that a plain reading of it gives."""
+    names = ["W4A16 static", "ignored", "rule"]
+    models = [str(engine.model(name)) for name in names]
     path = engine.directory / "models.json"
-    path.write_text(json.dumps([{"model": str(engine.model(name))} for name in names]))
-    done = subprocess.run(
-        [inference_python, SUPPORT / "vllm_many.py", path], capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    path.write_text(json.dumps([{"model": model} for model in models]))
+    served = json.loads(_last_line(inference_python, "vllm_many.py", path))
+    assert all(each.get("text") for each in served), served
+    if engine.layout == "gptq":
+        path.write_text(json.dumps(models))
+        plain = json.loads(_last_line(engine_python, "plain_gptq.py", path, PROMPT))
+        for one, other in zip(served, plain, strict=True):
+            differences = [abs(a - b) for a, b in zip(one["logprobs"], other, strict=True)]
+            assert sum(differences) / len(differences) < 0.1  # of 16-bit arithmetic
+
+
+def _last_line(python: Path, script: str, *arguments: object) -> str:
+    command = [str(python), str(SUPPORT / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr[-4000:]
-    for name, loaded in zip(names, json.loads(done.stdout.splitlines()[-1]), strict=True):
-        assert loaded.get("text"), (name, loaded)
+    return done.stdout.splitlines()[-1]

@@ -52,20 +52,16 @@ def run_script(python: Path, script: str, *arguments: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def sources(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(engine_python: Path, tiny_families: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The sources by name: checkpoint directories, a snapshot of links to blobs, and GGUF files."""
-    scripts = ("make_tiny_families.py", "make_tiny_checkpoints.py", "make_tiny_gguf.py")
-    digest = hashlib.sha256(b"".join((SUPPORT / script).read_bytes() for script in scripts)).hexdigest()[:12]
-    directory = REPOSITORY / "build/test-families" / digest
-    run_script(engine_python, "make_tiny_families.py", directory)
-    found = {path.name: path for path in sorted(directory.iterdir()) if path.is_dir()}
+    found = {path.name: path for path in sorted(tiny_families.iterdir()) if path.is_dir()}
     root = tmp_path_factory.mktemp("sources")
     arguments: list[object] = []
     for name, type_name in GGUF.items():
         found[f"{name}.gguf"] = root / f"{name}.gguf"
-        arguments += [directory / name, type_name, found[f"{name}.gguf"]]
+        arguments += [tiny_families / name, type_name, found[f"{name}.gguf"]]
     run_script(engine_python, "make_tiny_gguf.py", *arguments)
-    found[LINKED] = link_as_the_hub_does(directory / "LlamaForCausalLM", root / "models--org--llama")
+    found[LINKED] = link_as_the_hub_does(tiny_families / "LlamaForCausalLM", root / "models--org--llama")
     return found
 
 

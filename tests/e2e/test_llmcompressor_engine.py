@@ -186,14 +186,19 @@ def test_an_untied_head_and_ignored_layers_stay_as_they_are(
 def test_chat_lines_are_calibrated_with_through_the_chat_template(
     engine_python: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """A user's own JSONL takes the place of the built-in text."""
-    line = json.dumps({"messages": [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It."}]})
+    """A user's own JSONL takes the place of the built-in text; samples of different lengths are taken as they are."""
     path = tmp_path / "chats.jsonl"
-    path.write_text(f"{line}\n" * 200)
-    request = quantize_request(tiny_checkpoint, tmp_path / "model", path=str(path), num_samples=4)
+    chats = [
+        [{"role": "user", "content": "Say it. " * (1 + 7 * n)}, {"role": "assistant", "content": "It."}]
+        for n in range(9)
+    ]
+    path.write_text("".join(f"{json.dumps({'messages': chat})}\n" for chat in chats))
+    request = quantize_request(tiny_checkpoint, tmp_path / "model", path=str(path), packing="TRUNCATE", num_samples=8)
     run = run_engine(engine_python, request, tmp_path)
     assert run.exit_status == 0, run.stderr
-    assert run.last["calibration"]["num_tokens"] == 4 * 128
+    used = run.last["calibration"]
+    assert (used["num_samples"], used["num_documents"], used["uncalibrated_modules"]) == (8, 8, [])
+    assert 8 * 16 < used["num_tokens"] < 8 * 128
 
 
 @pytest.mark.parametrize(

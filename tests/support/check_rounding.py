@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from bitmill_engine_kit.plan import plan_layers
 from compressed_tensors.quantization import disable_quantization
 from llmcompressor.modifiers.gptq.helpers import factorize_hessian
 from transformers import (
@@ -41,7 +42,6 @@ from bitmill_engine_kit.calibration import Samples
 from bitmill_engine_kit.protocol import EngineError, Recipe, Treatment
 from bitmill_engine_llmcompressor import damping, recipes
 from bitmill_engine_llmcompressor.gptq import MORE_DAMPING, NOT_INVERTED, PlanModifier
-from bitmill_engine_llmcompressor.plan import plan_layers
 from bitmill_engine_llmcompressor.quantize import compress
 from bitmill_engine_llmcompressor.rows import Outcome
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,10 @@ from bitmill_quantizer import pipeline
 from bitmill_quantizer.__main__ import build_server
 from bitmill_quantizer.catalog import ArtifactCatalog
 from bitmill_quantizer.dbos_jobs import DbosJobs
+from bitmill_quantizer.durations import FinishedWork
 from bitmill_quantizer.engine_process import EngineProcess
 from bitmill_quantizer.engines import ENGINES
+from bitmill_quantizer.jobs import JobPhase
 from bitmill_quantizer.planner import Planner
 from bitmill_quantizer.ports import JobBoard
 from bitmill_quantizer.service import QuantizationService
@@ -40,6 +42,7 @@ class RoomyHost:
     disk_bytes: int = 1 << 50
     total_memory_bytes: int = 1 << 50
     cuda: bool = False
+    total_device_memory_bytes: int = 1 << 50
 
     def free_disk_bytes(self, directory: Path) -> int:
         return self.disk_bytes
@@ -49,6 +52,23 @@ class RoomyHost:
 
     def has_cuda(self) -> bool:
         return self.cuda
+
+    def device_memory_bytes(self) -> int:
+        return self.total_device_memory_bytes if self.cuda else 0
+
+
+@dataclass
+class RememberedCosts:
+    """What jobs took, in memory."""
+
+    finished: list[FinishedWork] = field(default_factory=list)
+
+    def record(self, finished: Sequence[FinishedWork]) -> None:
+        self.finished += finished
+
+    def recent(self, phase: JobPhase, kind: str, limit: int) -> Sequence[FinishedWork]:
+        found = [each for each in self.finished if (each.work.phase, each.work.kind) == (phase, kind)]
+        return found[::-1][:limit]
 
 
 class Place:
@@ -63,6 +83,7 @@ class Place:
         self.source = write_checkpoint(self.sources / "tiny")
         self.engine_python = fake_engine.install(self.engine)
         self.host = RoomyHost()
+        self.costs = RememberedCosts()
 
     def spec(self, name: str = "tiny", **recipe: object) -> quantization_job_pb2.QuantizationSpec:
         """A spec that succeeds."""
@@ -85,8 +106,8 @@ class Place:
         engines = {name: EngineProcess(name, self.engine_python, "fake_engine", "install it") for name in ENGINES}
         root = artifacts.open(artifact_root, "artifact_root")
         verifier = VerifierProcess(self.engine_python, "fake_verifier", "install it")
-        planner = Planner(sources, root, engines, self.host, self.work, verifier=verifier)
-        return Workshop(sources, artifacts, artifact_root, engines, planner, verifier)
+        planner = Planner(sources, root, engines, self.host, self.work, self.costs, verifier)
+        return Workshop(sources, artifacts, artifact_root, engines, planner, self.costs, verifier)
 
     def leftovers(self) -> list[str]:
         """What lies in the work directory beside the database and the lock."""

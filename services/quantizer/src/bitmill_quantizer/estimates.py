@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bitmill_common.artifact import DeviceSupport
 from bitmill_common.checkpoint import Checkpoint
-from bitmill_common.recipes import AdaptiveSearch, Algorithm, Calibration, Recipe, Scheme, Treatment
-from bitmill_quantizer.layer_sizes import artifact_bytes, layer_bytes, weight_files_bytes, weights_bytes_in_16_bits
+from bitmill_common.recipes import AdaptiveSearch, Calibration, Recipe, Scheme
+from bitmill_quantizer.engine_memory import Workload, device_memory_bytes, host_memory_bytes
+from bitmill_quantizer.layer_sizes import (
+    companion_bytes,
+    kind_bytes,
+    rest_bytes,
+    treated_bytes,
+    weights_bytes_in_16_bits,
+)
 from bitmill_quantizer.schemes import default_treatment, devices_for, needs_calibration, treatments_of
-from bitmill_quantizer.treatments import LayerTreatments, Shapes, treat_alike
+from bitmill_quantizer.treatments import LayerTreatments, Shapes, group_kinds
 
-_ACTIVATION_BYTES = 2
-_HESSIAN_BYTES = 4
-_LOGIT_BYTES = 4
-# Python, torch and transformers themselves, before any weight is loaded.
-_RUNTIME_BYTES = 1 << 30
 # A tensor without elements may have any width. More than any server has, and two of them fit a uint64.
 _MAX_ESTIMATE_BYTES = 1 << 62
 _SIZE_LIMIT = 1 << 31
@@ -44,37 +44,47 @@ class SchemeSize:
 
 
 def estimate(
-    checkpoint: Checkpoint, layers: Shapes, treated: LayerTreatments, recipe: Recipe, calibration: Calibration
+    checkpoint: Checkpoint,
+    layers: Shapes,
+    treated: LayerTreatments,
+    recipe: Recipe,
+    calibration: Calibration,
+    available_device_bytes: int = 0,
 ) -> Estimate:
-    """Estimates sizes from shapes.
-
-    Memory, the larger of two peaks: quantizing holds the model, the float32 Hessians of one decoder layer and two
-    copies of the calibration activations; evaluating holds both models and the logits of one window.
-    """
+    """Estimates sizes from shapes. `available_device_bytes`: the GPU's memory, 0 where engines work on the CPU."""
     quantized = treated.quantized
-    weights = weights_bytes_in_16_bits(checkpoint.tensors.values())
-    hidden = config_size(checkpoint, "hidden_size") or 0
-    vocabulary = config_size(checkpoint, "vocab_size") or 0
-    num_tokens = calibration.num_samples * calibration.max_sequence_length if needs_calibration(recipe) else 0
-    hessians = _hessian_bytes_of_largest_layer(layers, quantized)
-    quantizing = weights + hessians + 2 * num_tokens * hidden * _ACTIVATION_BYTES
-    evaluating = 2 * weights + 4 * calibration.max_sequence_length * vocabulary * _LOGIT_BYTES
+    work = Workload(
+        layers=layers,
+        quantized=quantized,
+        weights_bytes=weights_bytes_in_16_bits(checkpoint.tensors.values()),
+        hidden_size=config_size(checkpoint, "hidden_size") or 0,
+        intermediate_size=config_size(checkpoint, "intermediate_size") or 0,
+        vocabulary_size=config_size(checkpoint, "vocab_size") or 0,
+        num_decoder_layers=config_size(checkpoint, "num_hidden_layers") or 0,
+        num_samples=calibration.num_samples if needs_calibration(recipe) else 0,
+        length=calibration.max_sequence_length,
+    )
+    artifact = rest_bytes(checkpoint, layers) + treated_bytes(layers, treated.treatments) + companion_bytes(checkpoint)
+    on_device = device_memory_bytes(work, available_device_bytes) if available_device_bytes else 0
     return Estimate(
         num_quantized_parameters=sum(layers[name][0] * layers[name][1] for name in quantized),
         num_quantized_modules=len(quantized),
-        artifact_size_bytes=min(artifact_bytes(checkpoint, layers, treated.treatments), _MAX_ESTIMATE_BYTES),
-        host_memory_bytes=min(_RUNTIME_BYTES + max(quantizing, evaluating), _MAX_ESTIMATE_BYTES),
+        artifact_size_bytes=min(artifact, _MAX_ESTIMATE_BYTES),
+        host_memory_bytes=min(host_memory_bytes(work, available_device_bytes), _MAX_ESTIMATE_BYTES),
+        device_memory_bytes=min(on_device, _MAX_ESTIMATE_BYTES),
     )
 
 
 def scheme_sizes(checkpoint: Checkpoint, layers: Shapes) -> tuple[SchemeSize, ...]:
     """Returns what each scheme would make of a checkpoint; ADAPTIVE, whose size is the caller's budget, is left out."""
+    kinds = group_kinds(layers)
+    rest = rest_bytes(checkpoint, layers) + companion_bytes(checkpoint)
     sizes = []
     for scheme in Scheme:
         if scheme is not Scheme.ADAPTIVE:
-            treatments = treat_alike(layers, default_treatment(scheme))
-            size = min(artifact_bytes(checkpoint, layers, treatments), _MAX_ESTIMATE_BYTES)
-            sizes.append(SchemeSize(scheme, size, devices_for([scheme])))
+            treatment = default_treatment(scheme)
+            size = rest + sum(count * kind_bytes(kind, treatment) for kind, count in kinds.items())
+            sizes.append(SchemeSize(scheme, min(size, _MAX_ESTIMATE_BYTES), devices_for([scheme])))
     return tuple(sizes)
 
 
@@ -82,14 +92,13 @@ def least_adaptive_bytes(
     checkpoint: Checkpoint, layers: Shapes, treated: LayerTreatments, search: AdaptiveSearch
 ) -> int:
     """Returns the least bytes of weights that ADAPTIVE can choose: the smallest candidate for each of its layers."""
-    options = [treat_alike(layers, candidate) for candidate in search.candidates]
-    smallest = {
-        name: min((option[name] for option in options), key=lambda option: layer_bytes(option, layers[name]))
-        if treatment.scheme is Scheme.ADAPTIVE
-        else treatment
-        for name, treatment in treated.treatments.items()
-    }
-    return weight_files_bytes(checkpoint, layers, smallest)
+    chosen = {name for name, treatment in treated.treatments.items() if treatment.scheme is Scheme.ADAPTIVE}
+    fixed = {name: treatment for name, treatment in treated.treatments.items() if name not in chosen}
+    kinds = group_kinds({name: shape for name, shape in layers.items() if name in chosen})
+    least = sum(
+        count * min(kind_bytes(kind, candidate) for candidate in search.candidates) for kind, count in kinds.items()
+    )
+    return rest_bytes(checkpoint, layers) + treated_bytes({name: layers[name] for name in fixed}, fixed) + least
 
 
 def served_on(checkpoint: Checkpoint, recipe: Recipe) -> tuple[DeviceSupport, ...]:
@@ -110,13 +119,3 @@ def config_size(checkpoint: Checkpoint, field: str) -> int | None:
     """Returns a size of the config; None for what is none."""
     size = checkpoint.config.get(field)
     return size if type(size) is int and 0 < size < _SIZE_LIMIT else None
-
-
-def _hessian_bytes_of_largest_layer(layers: Shapes, quantized: Mapping[str, Treatment]) -> int:
-    by_layer: dict[str, int] = {}
-    for name, treatment in quantized.items():
-        if treatment.algorithm is Algorithm.GPTQ or treatment.scheme is Scheme.ADAPTIVE:
-            match = re.match(r".*\blayers\.\d+\.", name)
-            layer = match[0] if match else name
-            by_layer[layer] = by_layer.get(layer, 0) + layers[name][1] ** 2 * _HESSIAN_BYTES
-    return max(by_layer.values(), default=0)

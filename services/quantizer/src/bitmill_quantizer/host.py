@@ -27,9 +27,22 @@ class LinuxHost:
 
     def has_cuda(self) -> bool:
         """Whether NVIDIA's driver finds a GPU that this process may use. Takes no memory of it."""
-        try:
-            driver = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            return False
-        count = ctypes.c_int()
-        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+        return _cuda_driver() is not None
+
+    def device_memory_bytes(self) -> int:
+        """Returns the memory of the first such GPU, as the driver tells; 0 where there is none."""
+        driver, memory, device = _cuda_driver(), ctypes.c_size_t(), ctypes.c_int()
+        if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0) != 0:
+            return 0
+        return memory.value if driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0 else 0
+
+
+def _cuda_driver() -> ctypes.CDLL | None:
+    """Returns NVIDIA's driver once it has found a GPU; None where there is none."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    count = ctypes.c_int()
+    is_there = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return driver if is_there else None

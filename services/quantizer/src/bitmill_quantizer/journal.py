@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from bitmill_quantizer.database import connect
 from bitmill_quantizer.jobs import JobPhase, Progress
 
 _tables = sa.MetaData()
@@ -66,7 +67,7 @@ class Journal:
     """The two tables in the database that DBOS uses too. Calls block; any thread may make them."""
 
     def __init__(self, database_url: str) -> None:
-        self._engine = _connect(database_url)
+        self._engine = connect(database_url)
         _tables.create_all(self._engine)
 
     def close(self) -> None:
@@ -149,22 +150,6 @@ class Journal:
         with self._engine.connect() as connection:
             rows = connection.execute(query).mappings().all()
         return {row["of"]: _to_summary(row) for row in rows}
-
-
-def _connect(database_url: str) -> sa.Engine:
-    url = sa.make_url(database_url)
-    if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url.set(drivername="postgresql+psycopg"), pool_size=5, pool_pre_ping=True)
-    engine = sa.create_engine(url)
-
-    # As DBOS sets its own connections up. With the write-ahead log watchers never wait for a writer, nor it for them.
-    @sa.event.listens_for(engine, "connect")
-    def set_up(connection: Any, record: Any) -> None:
-        connection.isolation_level = "IMMEDIATE"
-        connection.execute("PRAGMA busy_timeout=30000")
-        connection.execute("PRAGMA journal_mode=WAL")
-
-    return engine
 
 
 def _to_summary(row: Any) -> Summary:

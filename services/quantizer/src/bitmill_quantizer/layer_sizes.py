@@ -9,7 +9,7 @@ from bitmill_common.checkpoint import Checkpoint, TensorInfo
 from bitmill_common.recipes import Scheme, Treatment
 from bitmill_common.safetensors import DTYPE_BITS
 from bitmill_quantizer.schemes import TRAITS
-from bitmill_quantizer.treatments import AS_IT_IS, Shapes
+from bitmill_quantizer.treatments import AS_IT_IS, GroupKind, Shapes, treat_kind
 
 _SCALE_BYTES = 2
 _FLOAT_BYTES = 4
@@ -49,10 +49,18 @@ def layer_bytes(treatment: Treatment, shape: tuple[int, ...]) -> int:
             return weights
 
 
+def kind_bytes(kind: GroupKind, treatment: Treatment) -> int:
+    """Returns what a group of a kind takes, treated so where kernels take it and else as it is."""
+    shapes = Counter(kind.shapes)
+    return sum(count * layer_bytes(treat_kind(kind, treatment), shape) for shape, count in shapes.items())
+
+
 def treated_bytes(layers: Shapes, treatments: Mapping[str, Treatment]) -> int:
     """Returns what all layers take together."""
-    kinds = Counter((treatments[name], shape) for name, shape in layers.items())
-    return sum(count * layer_bytes(treatment, shape) for (treatment, shape), count in kinds.items())
+    # By identity: a mixture has tens of thousands of layers and few treatments, which are slow to hash.
+    kinds = Counter((id(treatments[name]), shape) for name, shape in layers.items())
+    by_id = {id(treatment): treatment for treatment in treatments.values()}
+    return sum(count * layer_bytes(by_id[key], shape) for (key, shape), count in kinds.items())
 
 
 def weights_bytes_in_16_bits(tensors: Iterable[TensorInfo]) -> int:
@@ -66,15 +74,13 @@ def weights_bytes_in_16_bits(tensors: Iterable[TensorInfo]) -> int:
     )
 
 
-def weight_files_bytes(checkpoint: Checkpoint, layers: Shapes, treatments: Mapping[str, Treatment]) -> int:
-    """Returns the expected size of an artifact's weights, headers left out."""
+def rest_bytes(checkpoint: Checkpoint, layers: Shapes) -> int:
+    """Returns what all weights take that belong to none of the layers: embeddings, norms, the output head."""
     whole = weights_bytes_in_16_bits(checkpoint.tensors.values())
-    plain = treated_bytes(layers, dict.fromkeys(layers, AS_IT_IS))
-    return max(0, whole - plain) + treated_bytes(layers, treatments)
+    return max(0, whole - treated_bytes(layers, dict.fromkeys(layers, AS_IT_IS)))
 
 
-def artifact_bytes(checkpoint: Checkpoint, layers: Shapes, treatments: Mapping[str, Treatment]) -> int:
-    """Returns the expected size of an artifact's files, those beside the weights included."""
+def companion_bytes(checkpoint: Checkpoint) -> int:
+    """Returns what the files beside the weights take."""
     weight_files = {tensor.file for tensor in checkpoint.tensors.values()}
-    companions = sum(file.size_bytes for file in checkpoint.files if file.path not in weight_files)
-    return weight_files_bytes(checkpoint, layers, treatments) + companions
+    return sum(file.size_bytes for file in checkpoint.files if file.path not in weight_files)

@@ -104,16 +104,6 @@ def _module_name(name: str, architecture: str) -> str:
     return _MIXTRAL_LEAF.sub(lambda leaf: _MIXTRAL_LEAVES[leaf[0]], name)
 
 
-def target_layers(checkpoint: Checkpoint, ignore: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Returns the layers that are quantized: every Linear layer that no pattern names."""
-    patterns = list(ignore)
-    return {
-        name: shape
-        for name, shape in linear_layers(checkpoint).items()
-        if not any(matches(pattern, name) for pattern in patterns)
-    }
-
-
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern names a module: the rule of compressed-tensors' `match_name`, which the engine goes by."""
     if pattern.startswith(REGEX_PREFIX):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TypeVar
 from bitmill_common.artifact import DeviceSupport, Manifest
 from bitmill_common.measurements import PhaseCost, Verification
 from bitmill_quantizer import estimates, fetching, publishing
+from bitmill_quantizer.durations import FinishedWork, works_of
 from bitmill_quantizer.fetching import Fetched, Resolved
 from bitmill_quantizer.jobs import JobPhase
 from bitmill_quantizer.ports import EvaluateOutcome, JobControl, QuantizeOutcome, RunningJob, StepRunner
@@ -30,9 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Checked:
-    """What preflight found: the width of an attention head, None where the config does not tell."""
+    """What preflight found. `head_size`: the width of an attention head, None where the config does not tell."""
 
     head_size: int | None
+    num_parameters: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,24 @@ def run_phases(shop: Workshop, job: RunningJob, step: StepRunner) -> str:
         lambda control: publishing.upload(shop, spec.artifact_name, model_dir, saved, control),
     )
     manifest = compose_manifest(job, fetched, quantized, evaluated, saved, verified, tuple(costs))
-    return run(JobPhase.PUBLISH, Published, lambda control: publishing.publish(shop, manifest, control)).uri
+    uri = run(JobPhase.PUBLISH, Published, lambda control: publishing.publish(shop, manifest, control)).uri
+    shop.costs.record(_finished_works(shop, job, fetched, checked, saved, costs))
+    return uri
+
+
+def _finished_works(
+    shop: Workshop, job: RunningJob, fetched: Fetched, checked: Checked, saved: Saved, costs: Sequence[PhaseCost]
+) -> list[FinishedWork]:
+    took = {cost.phase: cost.duration_s for cost in costs}
+    works = works_of(
+        job.spec,
+        shop.planner.device,
+        shop.artifact_root,
+        parameters=checked.num_parameters,
+        source_bytes=fetched.source_size_bytes,
+        artifact_bytes=saved.size_bytes,
+    )
+    return [FinishedWork(job.job_id, work, took[work.phase.value]) for work in works]
 
 
 def _cost(phase: JobPhase, duration_s: float, result: object) -> PhaseCost:
@@ -95,7 +114,9 @@ def check(shop: Workshop, job: RunningJob, control: JobControl) -> Checked:
     control.check()
     plan = shop.planner.plan(job.spec)
     raise_for(plan.problems)
-    return Checked(estimates.head_size(plan.checkpoint) if plan.checkpoint else None)
+    if plan.checkpoint is None:
+        raise AssertionError("a plan without problems has a checkpoint")
+    return Checked(estimates.head_size(plan.checkpoint), plan.checkpoint.num_parameters)
 
 
 def quantize(shop: Workshop, job: RunningJob, fetched: Fetched, checked: Checked, control: JobControl) -> Quantized:

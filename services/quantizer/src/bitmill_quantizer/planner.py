@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitmill_common.artifact import DeviceSupport
+from bitmill_common.artifact import Device, DeviceSupport
 from bitmill_common.checkpoint import Checkpoint
 from bitmill_common.errors import (
     BitmillError,
@@ -21,12 +21,14 @@ from bitmill_common.object_store import ObjectStore
 from bitmill_common.stores import Stores
 from bitmill_quantizer import engine_checks, estimates, preflight, specs
 from bitmill_quantizer.drafts import SpecDraft
-from bitmill_quantizer.durations import DurationEstimate
+from bitmill_quantizer.durations import DurationEstimate, estimate_duration, works_of
 from bitmill_quantizer.engines import DEFAULT_ENGINE
 from bitmill_quantizer.estimates import Estimate, SchemeSize
-from bitmill_quantizer.layers import linear_layers
-from bitmill_quantizer.ports import Engine, Host, Verifier
+from bitmill_quantizer.jobs import JobPhase
+from bitmill_quantizer.layers import linear_layers, row_name
+from bitmill_quantizer.ports import CostHistory, Engine, Host, Verifier
 from bitmill_quantizer.problems import Problem
+from bitmill_quantizer.reference_rates import REFERENCES
 from bitmill_quantizer.sources import open_source
 from bitmill_quantizer.specs import QuantizationSpec
 from bitmill_quantizer.treatments import treat
@@ -59,7 +61,13 @@ class Planner:
     engines: Mapping[str, Engine]
     host: Host
     work_dir: Path
+    costs: CostHistory
     verifier: Verifier | None = None
+
+    @property
+    def device(self) -> Device:
+        """The kind of device that engines work on here."""
+        return Device.CUDA if self.host.has_cuda() else Device.CPU
 
     def plan_draft(self, draft: SpecDraft) -> Plan:
         """Plans what a caller asked for, however wrong it is. `UnavailableError` when the store cannot be reached."""
@@ -111,9 +119,13 @@ class Planner:
         problems += treated.problems
         problems += preflight.budget_problems(checkpoint, layers, treated, spec.recipe)
         problems += preflight.length_problems(checkpoint, spec.calibration)
-        estimate = estimates.estimate(checkpoint, layers, treated, spec.recipe, spec.calibration)
+        device_memory = self.host.device_memory_bytes()
+        estimate = estimates.estimate(checkpoint, layers, treated, spec.recipe, spec.calibration, device_memory)
         disk_bytes = estimate.artifact_size_bytes + (0 if source.local_path() else checkpoint.size_bytes)
-        problems += self._resource_problems(estimate, disk_bytes)
+        problems += self._space_problems(estimate, disk_bytes)
+        problems += _memory_problems("memory", self.host.memory_bytes(), estimate.host_memory_bytes)
+        if device_memory:
+            problems += _memory_problems("GPU memory", device_memory, estimate.device_memory_bytes)
         return Plan(
             problems=tuple(problems),
             spec=spec,
@@ -122,8 +134,22 @@ class Planner:
             disk_bytes=disk_bytes,
             devices=estimates.served_on(checkpoint, spec.recipe),
             scheme_sizes=sizes,
-            skipped_modules=treated.skipped,
+            skipped_modules=tuple(dict.fromkeys(map(row_name, treated.skipped))),
+            duration=self._duration(spec, checkpoint, estimate),
         )
+
+    def _duration(self, spec: QuantizationSpec, checkpoint: Checkpoint, estimate: Estimate) -> DurationEstimate | None:
+        works = works_of(
+            spec,
+            self.device,
+            self.artifacts.uri,
+            parameters=checkpoint.num_parameters,
+            source_bytes=checkpoint.size_bytes,
+            artifact_bytes=estimate.artifact_size_bytes,
+        )
+        if self.verifier is None:
+            works = tuple(work for work in works if work.phase is not JobPhase.VERIFY)
+        return estimate_duration(works, REFERENCES[self.device], self.costs.recent)
 
     def _require_calibration(self, uri: str) -> None:
         store, name = self.sources.open_file(uri, "spec.calibration.uri")
@@ -132,7 +158,7 @@ class Planner:
         except NotFoundError as error:
             raise NotFoundError("CALIBRATION_NOT_FOUND", f"there is no {uri}", {"uri": uri}) from error
 
-    def _resource_problems(self, estimate: Estimate, disk_bytes: int) -> Iterator[Problem]:
+    def _space_problems(self, estimate: Estimate, disk_bytes: int) -> Iterator[Problem]:
         needs = [(self.work_dir, disk_bytes)]
         artifact_root = self.artifacts.local_path()
         if artifact_root is not None:
@@ -148,15 +174,17 @@ class Planner:
                     {"needed_bytes": str(needed), "free_bytes": str(free)},
                 )
                 break
-        memory = self.host.memory_bytes()
-        if memory < estimate.host_memory_bytes:
-            yield Problem(
-                "",
-                "NOT_ENOUGH_MEMORY",
-                f"the job needs about {estimate.host_memory_bytes} bytes of memory and the server has {memory} in all",
-                ResourceExhaustedError,
-                {"needed_bytes": str(estimate.host_memory_bytes), "memory_bytes": str(memory)},
-            )
+
+
+def _memory_problems(what: str, there: int, needed: int) -> Iterator[Problem]:
+    if there < needed:
+        yield Problem(
+            "",
+            "NOT_ENOUGH_MEMORY",
+            f"the job needs about {needed} bytes of {what} and the server has {there} in all",
+            ResourceExhaustedError,
+            {"needed_bytes": str(needed), "memory_bytes": str(there)},
+        )
 
 
 def _problem_of(violation: FieldViolation) -> Problem:

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from bitmill_common.artifact import COMPRESSED_TENSORS, DeviceSupport
 from bitmill_common.measurements import CalibrationUse, Evaluation, ModuleResult, Sensitivity, Verification
 from bitmill_common.recipes import Calibration, Recipe
+from bitmill_quantizer.durations import FinishedWork
 from bitmill_quantizer.jobs import History, Job, JobList, JobPhase, JobPosition, JobState, Progress
 from bitmill_quantizer.specs import QuantizationSpec
 
@@ -123,6 +124,19 @@ class Host(Protocol):
 
     def has_cuda(self) -> bool:
         """Whether there is an NVIDIA GPU that processes here may use."""
+
+    def device_memory_bytes(self) -> int:
+        """Returns the memory of the first such GPU, which engines work on; 0 where there is none."""
+
+
+class CostHistory(Protocol):
+    """What phases of this server's finished jobs took. Calls block; any thread may make them."""
+
+    def record(self, finished: Sequence[FinishedWork]) -> None:
+        """Keeps what phases took. A phase of a job that is here already stays as it was."""
+
+    def recent(self, phase: JobPhase, kind: str, limit: int) -> Sequence[FinishedWork]:
+        """Returns the last finished work of a phase and a kind, the newest first: at most `limit`."""
 
 
 @dataclass(frozen=True)

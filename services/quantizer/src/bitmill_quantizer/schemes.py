@@ -49,7 +49,7 @@ class SchemeTraits:
 # in model_executor/kernels/linear offers there: CPUWNA16LinearKernel (4 bits only, sizes in multiples of 32),
 # CPUInt8ScaledMMLinearKernel (any size) and ChannelWiseTorchFP8ScaledMMLinearKernel; blocks and tensors of FP8 need a
 # processor with AMX, and there is none for the 4-bit floats.
-# Sizes are those of the engine's own plan, llmcompressor/plan.py, which has their sources.
+# Sizes are those of the engines' own plan, kit/plan.py, which has their sources.
 TRAITS: dict[Scheme, SchemeTraits] = {
     Scheme.W4A16: SchemeTraits(
         weight_bits=4,

@@ -5,6 +5,7 @@ The rules are those of the engine's own plan, `plan.py` of engines/llmcompressor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,10 +45,13 @@ def treat(layers: Shapes, recipe: Recipe) -> LayerTreatments:
     Layers that an ADAPTIVE recipe chooses for have that scheme here.
     """
     origins, problems = _origins(layers, recipe)
-    asked = {name: _treatment_of(recipe, origin) for name, origin in origins.items()}
+    by_origin = {origin: _treatment_of(recipe, origin) for origin in set(origins.values())}
+    asked = {name: by_origin[origin] for name, origin in origins.items()}
     groups = _fused_groups(layers)
     problems += _split_problems(groups, asked, origins)
-    skipped = {name for group in groups if _is_unfit(group, asked[group[0]].scheme, layers) for name in group}
+    skipped = {
+        name for group in groups if not _is_fit(asked[group[0]].scheme, kind_of(group, layers)) for name in group
+    }
     treatments = {name: AS_IT_IS if name in skipped else treatment for name, treatment in asked.items()}
     problems += _group_size_problems(layers, recipe, treatments, origins)
     if layers:
@@ -55,14 +59,27 @@ def treat(layers: Shapes, recipe: Recipe) -> LayerTreatments:
     return LayerTreatments(treatments, tuple(name for name in layers if name in skipped), tuple(problems))
 
 
-def treat_alike(layers: Shapes, treatment: Treatment) -> dict[str, Treatment]:
-    """Returns one treatment for all layers whose sizes a kernel takes, and AS_IT_IS for the others."""
-    groups = _fused_groups(layers)
-    return {
-        name: AS_IT_IS if unfit else treatment
-        for group, unfit in ((group, _is_unfit(group, treatment.scheme, layers)) for group in groups)
-        for name in group
-    }
+@dataclass(frozen=True)
+class GroupKind:
+    """Layers that vLLM runs as one matrix: their (output, input) shapes, and whether they are experts of a mixture."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    are_experts: bool
+
+
+def group_kinds(layers: Shapes) -> Counter[GroupKind]:
+    """Returns how many groups there are of each kind; a layer that runs alone is a group of its own."""
+    return Counter(kind_of(group, layers) for group in _fused_groups(layers))
+
+
+def kind_of(group: Sequence[str], layers: Shapes) -> GroupKind:
+    """Returns the kind of a group; the shapes are in the order of the names, which is that of the joined matrix."""
+    return GroupKind(tuple(layers[name] for name in sorted(group)), has_experts(group[:1]))
+
+
+def treat_kind(kind: GroupKind, treatment: Treatment) -> Treatment:
+    """Returns the treatment for layers of a kind, or AS_IT_IS where no kernel takes one of them."""
+    return treatment if _is_fit(treatment.scheme, kind) else AS_IT_IS
 
 
 def _origins(layers: Shapes, recipe: Recipe) -> tuple[dict[str, str], list[Problem]]:
@@ -128,20 +145,16 @@ def _split_problems(
             )
 
 
-def _is_unfit(group: Sequence[str], scheme: Scheme, layers: Shapes) -> bool:
-    """Whether no kernel takes a member of what vLLM runs as one matrix."""
-    if any(not is_fit(scheme, layers[name]) for name in group):
-        return True
-    if scheme is not Scheme.FP8_BLOCK:
+def _is_fit(scheme: Scheme, kind: GroupKind) -> bool:
+    """Whether kernels take every layer of a group."""
+    multiples = TRAITS[scheme].size_multiples
+    if any(size % multiple for shape in set(kind.shapes) for size, multiple in zip(shape, multiples, strict=True)):
         return False
+    if scheme is not Scheme.FP8_BLOCK:
+        return True
     # Where matrices are joined a block may not reach over the joint.
-    joined = group if has_experts(group) else sorted(group)[:-1]
-    return any(layers[name][0] % _FP8_BLOCK_ROWS for name in joined)
-
-
-def is_fit(scheme: Scheme, shape: tuple[int, ...]) -> bool:
-    """Whether a kernel takes a layer of this (output, input) shape that runs alone."""
-    return all(size % multiple == 0 for size, multiple in zip(shape, TRAITS[scheme].size_multiples, strict=True))
+    joined = kind.shapes if kind.are_experts else kind.shapes[:-1]
+    return not any(rows % _FP8_BLOCK_ROWS for rows, _ in joined)
 
 
 def _group_size_problems(

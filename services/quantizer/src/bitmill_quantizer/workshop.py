@@ -12,7 +12,7 @@ from bitmill_common.object_store import ObjectStore
 from bitmill_common.stores import Stores
 from bitmill_quantizer.jobs import Progress
 from bitmill_quantizer.planner import Planner
-from bitmill_quantizer.ports import Engine, JobControl, Verifier
+from bitmill_quantizer.ports import CostHistory, Engine, JobControl, Verifier
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Workshop:
     artifact_root: str
     engines: Mapping[str, Engine]
     planner: Planner
+    costs: CostHistory
     verifier: Verifier | None = None
 
     def artifact_store(self, path: str = "") -> ObjectStore:

@@ -14,7 +14,7 @@ from transformers.modeling_utils import no_init_weights
 from bitmill_engine_auto_gptq.quantize import require_cuda
 from bitmill_engine_auto_gptq.transformers4 import readable_copy
 from bitmill_engine_kit import evaluation
-from bitmill_engine_kit.gptq_layout import QUANTIZED_SUFFIX, dtype_of
+from bitmill_engine_kit.gptq_layout import WEIGHT_SUFFIX, dtype_of
 from bitmill_engine_kit.hugging_face import load_model, load_tokenizer, require_complete, require_context
 from bitmill_engine_kit.protocol import EvaluateRequest, EventWriter
 
@@ -52,7 +52,7 @@ def load_artifact(model_dir: Path) -> PreTrainedModel:
     dtype = getattr(torch, dtype_of(model_dir))
     with no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, torch_dtype=dtype, trust_remote_code=False)
-    packed = [name.removesuffix(QUANTIZED_SUFFIX) for name in tensors if name.endswith(QUANTIZED_SUFFIX)]
+    packed = [name.removesuffix(WEIGHT_SUFFIX) for name in tensors if name.endswith(WEIGHT_SUFFIX)]
     make_quant(
         model,
         packed,

@@ -63,7 +63,9 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
         "calibration": samples.result(),
         "modules": report.modules(),
         "sensitivities": [],
-        "num_quantized_modules": count_quantized_layers(request.output_dir, gptq_layout.QUANTIZED_SUFFIX),
+        "num_quantized_modules": count_quantized_layers(
+            request.output_dir, gptq_layout.WEIGHT_SUFFIX, gptq_layout.SCALE_SUFFIX
+        ),
         "peak_memory_bytes": peak_memory_bytes(),
         "peak_device_memory_bytes": peak_device_memory_bytes(),
     }

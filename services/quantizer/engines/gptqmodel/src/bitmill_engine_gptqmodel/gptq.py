@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from gptqmodel.looper import gptq_processor
+from gptqmodel.looper import gptq_processor, loop_processor, module_looper
 from gptqmodel.quantization import GPTQ
 
 from bitmill_engine_kit.protocol import EngineError
@@ -19,6 +21,7 @@ class ReportingGPTQ(GPTQ):  # type: ignore[misc]
     """Reports each layer, and ends the run where GPTQModel would round to nearest and only log it."""
 
     report: RoundingReport
+    num_calibration_samples: int
 
     @property
     def _layer_name(self) -> str:
@@ -29,8 +32,9 @@ class ReportingGPTQ(GPTQ):  # type: ignore[misc]
         if not self.nsamples:
             raise EngineError("NOT_CALIBRATED", f"no token reached {self._layer_name}", layer=self._layer_name)
         answer = super().quantize(blocksize)
-        _weight, _scales, _zeros, _groups, _duration, loss, damping, _samples = answer
-        self.report.add(self._layer_name, float(loss), float(damping))
+        _weight, _scales, _zeros, _groups, _duration, loss, damping, num_tokens = answer
+        # GPTQModel's Hessian is a mean over tokens, and so is its loss once more.
+        self.report.add(self._layer_name, loss * num_tokens**2 / self.num_calibration_samples, damping)
         return answer
 
     def hessian_inverse(self, H: torch.Tensor) -> tuple[torch.Tensor, float]:  # noqa: N803 (GPTQModel's name)
@@ -50,8 +54,16 @@ class ReportingGPTQ(GPTQ):  # type: ignore[misc]
 
 
 @contextmanager
-def reporting(report: RoundingReport) -> Iterator[None]:
-    """Within it GPTQModel reports each layer that it rounds."""
-    with patch.object(gptq_processor, "GPTQ", type("BoundGPTQ", (ReportingGPTQ,), {"report": report})):
+def reporting(report: RoundingReport, num_calibration_samples: int) -> Iterator[None]:
+    """Within it GPTQModel reports each layer that it rounds, with its loss per calibration sample."""
+    bound = {"report": report, "num_calibration_samples": num_calibration_samples}
+    with (
+        tempfile.TemporaryDirectory(prefix="bitmill-gptqmodel-") as logs,
+        patch.object(gptq_processor, "GPTQ", type("BoundGPTQ", (ReportingGPTQ,), bound)),
+        # The working directory is not its own.
+        patch.object(loop_processor, "_PROJECT_LOG_DIR", Path(logs)),
+        # It writes 100 MB to a temporary file, to log how fast the disk is.
+        patch.object(module_looper, "io_write_performance", lambda: None),
+    ):
         report.start()
         yield

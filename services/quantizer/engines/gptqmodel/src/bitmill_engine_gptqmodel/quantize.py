@@ -70,7 +70,9 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
         "calibration": samples.result(),
         "modules": report.modules(),
         "sensitivities": [],
-        "num_quantized_modules": count_quantized_layers(request.output_dir, gptq_layout.QUANTIZED_SUFFIX),
+        "num_quantized_modules": count_quantized_layers(
+            request.output_dir, gptq_layout.WEIGHT_SUFFIX, gptq_layout.SCALE_SUFFIX
+        ),
         "peak_memory_bytes": peak_memory_bytes(),
         "peak_device_memory_bytes": peak_device_memory_bytes(),
     }
@@ -108,7 +110,7 @@ def _round(
         model, quantized=False, quantize_config=config, model_local_path=str(source_dir)
     )
     examples = [_example(sample) for sample in samples.token_ids]
-    with reporting(report):
+    with reporting(report, len(examples)):
         wrapped.quantize(examples, calibration_sort=None, batch_size=1)
     return wrapped
 

@@ -18,8 +18,9 @@ FORMAT = "gptq"
 """The result's `format`, and vLLM's name of the quantization method."""
 
 BITS = {"W4A16": 4, "W8A16": 8}
-QUANTIZED_SUFFIX = ".qweight"
-"""Of the one tensor that each quantized layer has."""
+WEIGHT_SUFFIX = ".qweight"
+SCALE_SUFFIX = ".scales"
+"""Of the tensors that each quantized layer has."""
 
 # `packed_modules_mapping` of vLLM's models, by the first member.
 _FUSED_NAMES = {"q_proj": ("qkv_proj",), "gate_proj": ("gate_up_proj",)}

@@ -25,12 +25,12 @@ _LAYER = re.compile(r"(?P<layer>.*\blayers\.\d+)\..+")
 def damped(hessian: torch.Tensor, dampening_frac: float, name: str, work: Callable[[float], T]) -> tuple[T, float]:
     """Do `work` with the damping asked for, then with ten times as much, three times at most; returns what sufficed.
 
-    `work` raises torch.linalg.LinAlgError for a Hessian that does not invert. Raises EngineError NON_FINITE_HESSIAN or
-    HESSIAN_NOT_INVERTIBLE, naming the layer.
+    `work` raises torch.linalg.LinAlgError for a Hessian that does not invert.
+    Raises EngineError NON_FINITE_ACTIVATIONS or HESSIAN_NOT_INVERTIBLE, naming the layer.
     """
     if not hessian.isfinite().all():
         message = f"the calibration inputs of {name} hold a NaN or an infinity"
-        raise EngineError("NON_FINITE_HESSIAN", message, layer=name)
+        raise EngineError("NON_FINITE_ACTIVATIONS", message, tensor=name)
     tried = list(dampings(dampening_frac))
     for damping in tried:
         try:
@@ -38,7 +38,7 @@ def damped(hessian: torch.Tensor, dampening_frac: float, name: str, work: Callab
         except torch.linalg.LinAlgError:
             continue
     message = f"the Hessian of {name} does not invert, even damped with {tried[-1]} of its mean diagonal"
-    raise EngineError("HESSIAN_NOT_INVERTIBLE", message, layer=name, dampening_frac=tried[-1])
+    raise EngineError("HESSIAN_NOT_INVERTIBLE", message, tensor=name, dampening_frac=tried[-1])
 
 
 def dampings(dampening_frac: float) -> Iterator[float]:
@@ -73,7 +73,7 @@ class RoundingReport:
         self._events.progress("quantize", self._total - len(self._waiting), self._total, "layers")
 
     def add(self, name: str, loss: float, damping: float) -> None:
-        """Take a layer's loss, the squared error of its output on the calibration data, and the damping it needed."""
+        """Take a layer's loss, the squared error of its output per calibration sample, and the damping it needed."""
         with self._lock:
             self._losses[name] = loss
             self._dampings[name] = damping

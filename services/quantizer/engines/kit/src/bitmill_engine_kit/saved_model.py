@@ -50,30 +50,25 @@ def copy_companions(source_dir: Path, output_dir: Path) -> None:
                 shutil.copyfile(path, output_dir / path.name)
 
 
-def count_quantized_layers(model_dir: Path, suffix: str) -> int:
-    """Count the layers that really are quantized in the saved files, by a suffix that one tensor of each has.
+def count_quantized_layers(model_dir: Path, weight_suffix: str, scale_suffix: str) -> int:
+    """Count the layers that really are quantized in the saved files, having looked at every number in them.
 
-    Raises EngineError NOTHING_QUANTIZED or NON_FINITE_WEIGHTS: such an artifact must not be published.
-    """
-    quantized = sum(name.endswith(suffix) for name in require_finite_files(model_dir))
-    if not quantized:
-        raise EngineError("NOTHING_QUANTIZED", "the saved model holds no quantized layer")
-    return quantized
-
-
-def require_finite_files(model_dir: Path) -> list[str]:
-    """Read every tensor of a model directory and return their names.
-
-    Raises EngineError NON_FINITE_WEIGHTS for a floating-point one that holds a NaN or an infinity.
+    The suffixes are of the tensors that each quantized layer has. Raises EngineError NOTHING_QUANTIZED,
+    NON_FINITE_WEIGHTS or ZERO_SCALE, naming the tensor: such an artifact must not be published.
     """
     from safetensors import safe_open
 
-    names = []
+    quantized = 0
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
                 tensor = tensors.get_tensor(name)
                 if tensor.is_floating_point() and not tensor.isfinite().all():
                     raise EngineError("NON_FINITE_WEIGHTS", f"{name} holds a NaN or an infinity", tensor=name)
-                names.append(name)
-    return names
+                if name.endswith(scale_suffix) and (tensor == 0).any():
+                    message = f"{name} holds a zero, since what it scales is too small for its type"
+                    raise EngineError("ZERO_SCALE", message, tensor=name)
+                quantized += name.endswith(weight_suffix)
+    if not quantized:
+        raise EngineError("NOTHING_QUANTIZED", "the saved model holds no quantized layer")
+    return quantized

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bitmill_engine_kit.plan import AS_IT_IS, LayerPlan, Plan, Shapes, fused_groups, is_fit, skip_unfit
 from transformers import PreTrainedModel
 
 from bitmill_engine_kit.calibration import Samples
@@ -33,7 +34,6 @@ from bitmill_engine_llmcompressor.adaptive_choice import (
 )
 from bitmill_engine_llmcompressor.adaptive_measure import Measuring
 from bitmill_engine_llmcompressor.adaptive_size import layer_bytes, other_bytes
-from bitmill_engine_llmcompressor.plan import AS_IT_IS, LayerPlan, Plan, Shapes, fused_groups, is_fit, skip_unfit
 from bitmill_engine_llmcompressor.recipes import linear_layers, shapes
 
 MAX_VERIFICATIONS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -29,7 +29,7 @@ class _Sample:
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
     """For each decoder layer the arguments after that: masks, positions."""
     output: Any
-    """What the source's body answered."""
+    """What the source's body answered; of samples that no loss is measured on, without its layers."""
     logprobs: list[torch.Tensor] | None = None
     """The source's, by chunks of positions."""
 
@@ -44,7 +44,7 @@ class LayerwiseModel:
         self.layers: dict[str, torch.nn.Module] = decoder_layers(model)
         """The decoder layers by name."""
         self._model = model
-        self._samples = [self._run(ids) for ids in samples]
+        self._samples = [self._run(ids, whole=number < num_measured) for number, ids in enumerate(samples)]
         measured = self._samples[:num_measured]
         vocabulary = model.get_output_embeddings().weight.shape[0]
         if 4 * vocabulary * sum(sample.token_ids.shape[1] for sample in measured) <= KEPT_BYTES:
@@ -68,11 +68,20 @@ class LayerwiseModel:
             states = self.advance(index, states)
         return recorder.statistics, states
 
-    def squared_error(self, index: int, states: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-        """Sum of squares of what a decoder layer's output for the measured samples differs from what is expected."""
+    def relative_error(self, index: int, states: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+        """What a decoder layer's output for the measured samples differs from what is expected: the mean over tokens of
+        the squared error relative to the token's own square.
+
+        Relative, because every layer normalizes what it reads: a first token often has a thousand times the size of
+        others, and no more to say.
+        """
+        total, tokens = 0.0, 0
         outputs = self.advance(index, states[: len(self._measured)])
-        differences = (output - wanted for output, wanted in zip(outputs, expected, strict=False))
-        return sum(each.float().square().sum(dtype=torch.float64).item() for each in differences)
+        for output, wanted in zip(outputs, expected, strict=False):
+            squares = [each.float().square().sum(dim=-1) for each in (output - wanted, wanted)]
+            total += (squares[0] / squares[1].clamp_min(torch.finfo(torch.float32).tiny)).sum().item()
+            tokens += output.shape[1]
+        return total / tokens
 
     def divergence(self, index: int, states: Sequence[torch.Tensor]) -> float:
         """Mean KL(source || model as it is) in nats over the measured samples' tokens.
@@ -99,7 +108,8 @@ class LayerwiseModel:
             tokens += sample.token_ids.shape[1] - 1
         return math.exp(total / tokens)
 
-    def _run(self, token_ids: Sequence[int]) -> _Sample:
+    def _run(self, token_ids: Sequence[int], *, whole: bool) -> _Sample:
+        """See what the body gives its layers; if not `whole`, without running them."""
         ids = torch.tensor([list(token_ids)], device=self._model.device)
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         first: list[torch.Tensor] = []
@@ -109,11 +119,21 @@ class LayerwiseModel:
                 first.append(args[0])
             calls.append((args[1:], kwargs))
 
-        with contextlib.ExitStack() as hooks:
+        with contextlib.ExitStack() as stack:
             for layer in self.layers.values():
-                hooks.callback(layer.register_forward_pre_hook(see, with_kwargs=True).remove)
+                stack.callback(layer.register_forward_pre_hook(see, with_kwargs=True).remove)
+            if not whole:
+                stack.enter_context(self._layers_answer(lambda state, *_, **__: state))
             output = self._model.base_model(input_ids=ids, use_cache=False)
         return _Sample(ids, first[0], calls, output)
+
+    @contextlib.contextmanager
+    def _layers_answer(self, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
+        """Within it this stands for every decoder layer's forward."""
+        with contextlib.ExitStack() as patches:
+            for layer in self.layers.values():
+                patches.enter_context(patch.object(layer, "forward", forward))
+            yield
 
     def _advance(self, index: int, sample: _Sample, state: torch.Tensor) -> torch.Tensor:
         args, kwargs = sample.calls[index]
@@ -125,9 +145,7 @@ class LayerwiseModel:
         for following in range(index, len(self.layers)):
             state = self._advance(following, sample, state)
         # The body's own forward does what comes after the layers, over layers that all answer with the last one's.
-        with contextlib.ExitStack() as patches:
-            for layer in self.layers.values():
-                patches.enter_context(patch.object(layer, "forward", lambda *_, **__: state))
+        with self._layers_answer(lambda *_, **__: state):
             return self._model.base_model(input_ids=sample.token_ids, use_cache=False)
 
     def _source_logprobs(self, sample: _Sample) -> Iterator[torch.Tensor]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
+from bitmill_engine_kit.plan import AS_IT_IS
 from transformers import PreTrainedModel
 
 from bitmill_engine_kit.calibration import Samples
 from bitmill_engine_kit.process import peak_memory_bytes
 from bitmill_engine_kit.protocol import QuantizeRequest, Treatment
 from bitmill_engine_llmcompressor.adaptive_layerwise import LayerwiseModel, replaced
-from bitmill_engine_llmcompressor.adaptive_rounding import InputStatistics, rounded
+from bitmill_engine_llmcompressor.adaptive_rounding import InputStatistics, Rounding
 from bitmill_engine_llmcompressor.checkpoints import device
-from bitmill_engine_llmcompressor.plan import AS_IT_IS
 from bitmill_engine_llmcompressor.recipes import linear_layers
 
 TOKENS_PER_CHANNEL = 8
@@ -36,7 +35,8 @@ class Measuring:
     """
 
     def __init__(self, model: PreTrainedModel, request: QuantizeRequest, samples: Samples, num_measured: int) -> None:
-        self._model, self._dtype, self._recipe = model, model.dtype, request.recipe
+        self._model, recipe = model, request.recipe
+        self._rounding = Rounding(recipe.activation_order, recipe.dampening_frac, model.dtype)
         self._linears = linear_layers(model)
         channels = max(linear.in_features for linear in self._linears.values())
         self._samples = samples.token_ids[: _samples_for(samples, channels, num_measured)]
@@ -60,32 +60,43 @@ class Measuring:
         """Mean KL(source || model) in nats when one group of layers alone is rounded, by candidate; by decoder layer.
 
         It is measured for the candidate that changes the decoder layer's output most. That of the others is in
-        proportion to the squared error of that output: a divergence is quadratic in small errors, and rounding errors
-        of one group differ in size, not in kind. To run the rest of the model for each of them would cost as many times
-        more, and on as few tokens as that leaves time for be less exact.
+        proportion to the relative squared error of that output: a divergence is quadratic in small errors, and rounding
+        errors of one group differ in size, not in kind. To run the rest of the model for each of them would take as
+        many times longer, and on as few tokens as that leaves time for be less exact.
         """
         states = self._layerwise.inputs()
         for index, layer in enumerate(self._layerwise.layers):
             groups = [names for names in candidates if names[0].startswith(f"{layer}.")]
             statistics, following = self._layerwise.record(index, states, self._named(groups))
             for names in groups:
-                choices = {
-                    treatment: self._rounded(dict.fromkeys(names, treatment), statistics)
-                    for treatment in candidates[names]
-                    if treatment != AS_IT_IS
-                }
-                errors = {}
-                for treatment, layers in choices.items():
-                    with replaced(self._model, layers):
-                        errors[treatment] = self._layerwise.squared_error(index, states, following)
-                worst = max(errors, key=lambda treatment: errors[treatment], default=None)
-                losses = dict.fromkeys(errors, 0.0)
-                if worst is not None and errors[worst]:
-                    with replaced(self._model, choices[worst]):
-                        loss = self._layerwise.divergence(index, states)
-                    losses = {treatment: loss * error / errors[worst] for treatment, error in errors.items()}
-                yield names, losses
+                treatments = [each for each in candidates[names] if each != AS_IT_IS]
+                yield names, self._losses_of(names, treatments, index, states, following, statistics)
             states = following
+
+    def _losses_of(
+        self,
+        names: Names,
+        treatments: Sequence[Treatment],
+        index: int,
+        states: Sequence[torch.Tensor],
+        following: Sequence[torch.Tensor],
+        statistics: Mapping[str, InputStatistics],
+    ) -> dict[Treatment, float]:
+        errors: dict[Treatment, float] = {}
+        worst: Mapping[str, torch.nn.Module] = {}
+        for treatment in treatments:
+            layers = self._rounding(self._named([names]), treatment, statistics)
+            with replaced(self._model, layers):
+                error = self._layerwise.relative_error(index, states, following)
+            if not worst or error > max(errors.values()):
+                worst = layers
+            errors[treatment] = error
+        largest = max(errors.values(), default=0.0)
+        if not largest:
+            return errors
+        with replaced(self._model, worst):
+            loss = self._layerwise.divergence(index, states)
+        return {treatment: loss * error / largest for treatment, error in errors.items()}
 
     def perplexity_ratio(self, treatments: Mapping[str, Treatment]) -> float:
         """Perplexity of the model with all these layers rounded as a multiple of the source's, on the measured samples.
@@ -97,10 +108,10 @@ class Measuring:
         with contextlib.ExitStack() as stack:
             for index, layer in enumerate(self._layerwise.layers):
                 inside = {name: each for name, each in treatments.items() if name.startswith(f"{layer}.")}
-                inside = {name: each for name, each in inside.items() if each != AS_IT_IS}
-                statistics, states_as_they_are = self._layerwise.record(index, states, self._named([tuple(inside)]))
-                stack.enter_context(replaced(self._model, self._rounded(inside, statistics)))
-                states = self._layerwise.advance(index, states) if inside else states_as_they_are
+                statistics, unchanged = self._layerwise.record(index, states, self._named([tuple(inside)]))
+                rounded = self._rounded(inside, statistics)
+                stack.enter_context(replaced(self._model, rounded))
+                states = self._layerwise.advance(index, states) if rounded else unchanged
             return self._layerwise.perplexity(states) / self._layerwise.perplexity()
 
     def _named(self, groups: Sequence[Names]) -> dict[str, torch.nn.Linear]:
@@ -109,16 +120,11 @@ class Measuring:
     def _rounded(
         self, treatments: Mapping[str, Treatment], statistics: Mapping[str, InputStatistics]
     ) -> dict[str, torch.nn.Linear]:
-        by_recipe = partial(
-            rounded,
-            activation_order=self._recipe.activation_order,
-            dampening_frac=self._recipe.dampening_frac,
-            dtype=self._dtype,
-        )
-        return {
-            name: by_recipe(self._linears[name], treatment, statistics=statistics.get(name))
-            for name, treatment in treatments.items()
-        }
+        rounded = {}
+        for treatment in set(treatments.values()) - {AS_IT_IS}:
+            names = tuple(name for name, each in treatments.items() if each == treatment)
+            rounded |= self._rounding(self._named([names]), treatment, statistics)
+        return rounded
 
 
 def _samples_for(samples: Samples, channels: int, least: int) -> int:

@@ -1,4 +1,4 @@
-"""One Linear layer as an artifact would have it, rounded by its treatment's algorithm."""
+"""Linear layers as an artifact would have them, rounded by their treatment's algorithm."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from compressed_tensors.compressors import compress_module, decompress_module
-from compressed_tensors.quantization import QuantizationScheme, initialize_module_for_quantization
+from compressed_tensors.quantization import initialize_module_for_quantization
 from compressed_tensors.quantization.utils import calculate_qparams
-from llmcompressor.modifiers.gptq.gptq_quantize import quantize_weight
+from llmcompressor.modifiers.gptq import gptq_quantize
 from llmcompressor.modifiers.gptq.helpers import accumulate_hessian, make_empty_hessian, update_batch_qparams
 from llmcompressor.modifiers.quantization.calibration import (
     freeze_module_quantization,
@@ -19,9 +20,10 @@ from llmcompressor.modifiers.quantization.calibration import (
     observe,
     update_qparams,
 )
+from llmcompressor.observers import fuse_weight_observers
 
 from bitmill_engine_kit.protocol import Treatment
-from bitmill_engine_llmcompressor import gptq_cpu
+from bitmill_engine_llmcompressor import damping, gptq_cpu
 from bitmill_engine_llmcompressor.recipes import TARGET, quantization_scheme
 
 
@@ -76,53 +78,86 @@ class InputRecorder:
         self._last = (inputs, found)
 
 
-def rounded(
-    layer: torch.nn.Linear,
-    treatment: Treatment,
-    activation_order: str,
-    dampening_frac: float,
-    statistics: InputStatistics | None,
-    dtype: torch.dtype,
-) -> torch.nn.Linear:
-    """A copy of a layer that computes what the served one will: weights rounded, activations too where they are.
+class Rounding:
+    """Rounds layers as a recipe's artifact would have them.
 
-    `dtype` is the artifact's: scales are rounded to it. GPTQ without statistics rounds to nearest.
+    `dtype` is the artifact's: scales are rounded to it.
     """
-    copy = deepcopy(layer).to(dtype)
-    scheme = quantization_scheme(treatment, activation_order, [TARGET])
-    initialize_module_for_quantization(copy, scheme)
-    initialize_observer(copy, "weight")
-    observe(copy, "weight")
-    if treatment.algorithm == "GPTQ" and statistics is not None:
-        _round_by_gptq(copy, scheme, dampening_frac, statistics)
-    else:
-        update_qparams(copy, "weight")
-    if (inputs := scheme.input_activations) is not None and not inputs.dynamic:
-        low, high = (statistics.low, statistics.high) if statistics else (torch.zeros(()), torch.ones(()))
-        scale, _ = calculate_qparams(low.reshape(1), high.reshape(1), inputs)
-        copy.input_scale.data.copy_(scale)
-    freeze_module_quantization(copy)
-    # There and back through the artifact's own format: afterwards the weights are what is served, and stay as they are.
-    compress_module(copy)
-    decompress_module(copy)
-    return copy.to(layer.weight.dtype)
+
+    def __init__(self, activation_order: str, dampening_frac: float, dtype: torch.dtype) -> None:
+        self._activation_order = activation_order
+        self._dampening_frac = dampening_frac
+        self._dtype = dtype
+
+    def __call__(
+        self,
+        layers: Mapping[str, torch.nn.Linear],
+        treatment: Treatment,
+        statistics: Mapping[str, InputStatistics],
+    ) -> dict[str, torch.nn.Linear]:
+        """Copies that compute what the served layers will: weights rounded, and activations too where they are.
+
+        GPTQ rounds a layer that has no statistics to nearest.
+        """
+        scheme = quantization_scheme(treatment, self._activation_order, [TARGET])
+        copies = {name: deepcopy(layer).to(self._dtype) for name, layer in layers.items()}
+        for copy in copies.values():
+            initialize_module_for_quantization(copy, scheme.model_copy(deep=True))
+            initialize_observer(copy, "weight")
+        fuse_weight_observers(_tree(copies))
+        for name, copy in copies.items():
+            observe(copy, "weight")
+            self._round(copy, treatment, statistics.get(name))
+            freeze_module_quantization(copy)
+        for name, copy in copies.items():
+            # There and back through the artifact's own format: afterwards the weights are what is served.
+            compress_module(copy)
+            decompress_module(copy)
+            copy.to(layers[name].weight.dtype)
+        return copies
+
+    def _round(self, layer: torch.nn.Linear, treatment: Treatment, statistics: InputStatistics | None) -> None:
+        if treatment.algorithm == "GPTQ" and statistics is not None:
+            self._round_by_gptq(layer, statistics)
+        else:
+            update_qparams(layer, "weight")
+        inputs = layer.quantization_scheme.input_activations
+        if statistics is not None and inputs is not None and not inputs.dynamic:
+            scale, _ = calculate_qparams(statistics.low.reshape(1), statistics.high.reshape(1), inputs)
+            layer.input_scale.data.copy_(scale)
+
+    def _round_by_gptq(self, layer: torch.nn.Linear, statistics: InputStatistics) -> None:
+        """As llm-compressor's GPTQModifier.compress_module_list, for one layer."""
+        qparams, args = layer.weight_observer.get_qparams(), layer.quantization_scheme.weights
+        scales, zero_points = qparams["scale"][None], qparams["zero_point"][None]
+        with torch.no_grad(), patch.object(gptq_quantize, "factorize_hessian", _factorize):
+            quantized, _, _ = gptq_quantize.quantize_weight(
+                weights=layer.weight.detach().float()[None].clone(),
+                hessians=(statistics.hessian / statistics.num_samples)[None],
+                scale=scales,
+                zero_point=zero_points,
+                global_scale=None,
+                quant_args=args,
+                blocksize=gptq_cpu.BLOCK_SIZE,
+                percdamp=self._dampening_frac,
+            )
+            update_batch_qparams([layer], quantized, scales, zero_points, None, args)
 
 
-def _round_by_gptq(
-    layer: torch.nn.Linear, scheme: QuantizationScheme, dampening_frac: float, statistics: InputStatistics
-) -> None:
-    """As llm-compressor's GPTQModifier.compress_module_list, for one layer."""
-    qparams = layer.weight_observer.get_qparams()
-    scales, zero_points = qparams["scale"][None], qparams["zero_point"][None]
-    with torch.no_grad():
-        quantized, _, _ = quantize_weight(
-            weights=layer.weight.detach().float()[None].clone(),
-            hessians=(statistics.hessian / statistics.num_samples)[None],
-            scale=scales,
-            zero_point=zero_points,
-            global_scale=None,
-            quant_args=scheme.weights,
-            blocksize=gptq_cpu.BLOCK_SIZE,
-            percdamp=dampening_frac,
-        )
-        update_batch_qparams([layer], quantized, scales, zero_points, None, scheme.weights)
+def _tree(layers: Mapping[str, torch.nn.Module]) -> torch.nn.Module:
+    """The layers below parents of their own, where those that share a scale are looked for."""
+    parents: dict[str, torch.nn.Module] = {}
+    for name, layer in layers.items():
+        parent, _, leaf = name.rpartition(".")
+        parents.setdefault(parent, torch.nn.Module()).add_module(leaf, layer)
+    return torch.nn.ModuleList(parents.values())
+
+
+def _factorize(
+    weights: torch.Tensor, hessians: torch.Tensor, percdamp: float, used_rtn_fallback: torch.Tensor
+) -> torch.Tensor:
+    """llm-compressor's `factorize_hessian` with retries, as the artifact's layers are rounded."""
+    damping.quiet_dead_channels(weights, hessians)
+    for index, fraction in enumerate(damping.factorize(hessians, percdamp)):
+        used_rtn_fallback[index] = fraction is None
+    return hessians

@@ -27,7 +27,7 @@ def file_of(source: Path) -> Path | None:
 
     Raises EngineError CHECKPOINT_AMBIGUOUS for a directory with nothing but several.
     """
-    if source.suffix == ".gguf":
+    if source.is_file():
         return source
     files = sorted(source.glob("*.gguf"))
     if not files or any(source.glob("*.safetensors")):

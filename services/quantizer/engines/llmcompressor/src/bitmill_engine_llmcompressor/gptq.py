@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from bitmill_engine_kit.plan import Plan
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.quantization.utils import is_module_quantized
 from llmcompressor.core import Event, State
@@ -26,7 +27,6 @@ from pydantic import PrivateAttr
 
 from bitmill_engine_kit.protocol import EngineError
 from bitmill_engine_llmcompressor import calibration_cuda, damping
-from bitmill_engine_llmcompressor.plan import Plan
 from bitmill_engine_llmcompressor.rows import Outcome
 
 OnLayer = Callable[[int, int, float | None, str], None]

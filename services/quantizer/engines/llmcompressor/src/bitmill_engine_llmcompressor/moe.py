@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -137,27 +137,28 @@ class RoutedTokens:
         ]
 
 
-def add_module_names(model: PreTrainedModel, model_dir: Path) -> None:
-    """Name modules in the saved quantization_config as transformers does, too, where the files name them otherwise.
+def name_in_both_ways(model: PreTrainedModel, model_dir: Path) -> None:
+    """Name modules in the saved quantization_config as its files do and as transformers does, where the two differ.
 
-    llm-compressor writes the names of the files, which vLLM goes by; transformers goes by its own. Mixtral's differ.
+    vLLM goes by the names of the files, transformers by those of its modules; Mixtral's differ. compressed-tensors
+    writes the former as far as it can, which leaves "experts.0.gate_proj" where the files have "experts.0.w1".
     """
     path = model_dir / "config.json"
     config = json.loads(path.read_bytes())
     quantization = config.get("quantization_config") or {}
     groups = quantization.get("config_groups", {}).values()
-    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    renamed = {file: name for name, file in _file_names(model, linears).items() if file != name}
-    for names in filter(None, [quantization.get("ignore"), *(group["targets"] for group in groups)]):
-        names.extend([renamed[name] for name in names if name in renamed])
+    names = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    known: dict[str, tuple[str, str]] = {}
+    for name in names:
+        written, file = _saved_name(model, name), _saved_name(model, f"{name}.weight").removesuffix(".weight")
+        if file != name:
+            known |= dict.fromkeys((name, written), (file, name))
+    for listed in filter(None, [quantization.get("ignore"), *(group["targets"] for group in groups)]):
+        both = (known.get(name, (name,)) for name in listed)
+        listed[:] = dict.fromkeys(each for names in both for each in names)
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _file_names(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
-    """The names of modules in the model's files, by module name."""
-    suffix = ".weight"
-    found = {}
-    for name in names:
-        [saved] = revert_weight_conversion(model, {f"{name}{suffix}": torch.empty(0)})
-        found[name] = saved.removesuffix(suffix)
-    return found
+def _saved_name(model: PreTrainedModel, name: str) -> str:
+    [saved] = revert_weight_conversion(model, {name: torch.empty(0)})
+    return str(saved)

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from bitmill_engine_kit.plan import AS_IT_IS, Plan, plan_layers
 from llmcompressor import oneshot
 from llmcompressor.modifiers import Modifier
 from torch.utils.data import DataLoader
@@ -21,7 +22,6 @@ from bitmill_engine_llmcompressor import adaptive, calibration_cuda, gguf, gptq_
 from bitmill_engine_llmcompressor.calibration_cuda import BatchPlan, plan_batches
 from bitmill_engine_llmcompressor.checkpoints import device, load_source, load_tokenizer, require_context
 from bitmill_engine_llmcompressor.gptq import OnLayer, PlanModifier
-from bitmill_engine_llmcompressor.plan import AS_IT_IS, Plan, plan_layers
 from bitmill_engine_llmcompressor.rows import Outcome, module_rows
 from bitmill_engine_llmcompressor.saving import count_quantized_modules, save
 

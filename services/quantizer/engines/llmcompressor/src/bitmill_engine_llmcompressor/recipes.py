@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 import torch
+from bitmill_engine_kit.plan import AS_IT_IS, Plan
 from compressed_tensors.quantization import (
     ActivationOrdering,
     QuantizationArgs,
@@ -18,7 +19,6 @@ from transformers import PreTrainedModel
 
 from bitmill_engine_kit.protocol import ADAPTIVE, PER_CHANNEL, UNQUANTIZED, EngineError, Recipe, Treatment
 from bitmill_engine_llmcompressor import moe
-from bitmill_engine_llmcompressor.plan import AS_IT_IS, Plan
 
 TARGET = "Linear"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bitmill_engine_llmcompressor.plan import LayerPlan, Plan
+from bitmill_engine_kit.plan import LayerPlan, Plan
 
 
 @dataclass(frozen=True)

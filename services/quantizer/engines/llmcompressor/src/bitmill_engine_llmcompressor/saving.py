@@ -25,7 +25,7 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source_dir:
     for pattern in ("*.py", "generation_config.json", "recipe.yaml"):
         for path in output_dir.glob(pattern):
             path.unlink()
-    moe.add_module_names(model, output_dir)
+    moe.name_in_both_ways(model, output_dir)
     copy_companions(source_dir, output_dir, tokenizer)
 
 

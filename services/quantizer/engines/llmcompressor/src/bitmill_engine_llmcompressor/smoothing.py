@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from bitmill_engine_kit.plan import Plan
 from compressed_tensors.utils import match_modules_set
 from llmcompressor.core import Event, State
 from llmcompressor.modeling import offset_norm
@@ -34,7 +35,6 @@ from transformers import PreTrainedModel
 
 from bitmill_engine_kit.protocol import EngineError, Treatment
 from bitmill_engine_llmcompressor import moe
-from bitmill_engine_llmcompressor.plan import Plan
 
 OnScales = Callable[[list[torch.nn.Module], torch.Tensor], None]
 """Called with modules and the factors, one for each channel, by which their inputs have just been divided."""

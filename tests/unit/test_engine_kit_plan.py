@@ -1,4 +1,4 @@
-"""The plan of the llmcompressor engine: what a recipe comes to for the layers of a model."""
+"""The plan of an engine: what a recipe comes to for the layers of a model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 import pytest
+from bitmill_engine_kit.plan import AS_IT_IS, LayerPlan, fused_groups, is_fit, plan_layers
 
 from bitmill_engine_kit.protocol import EngineError, ModuleRule, Recipe, Treatment
-from bitmill_engine_llmcompressor.plan import AS_IT_IS, LayerPlan, fused_groups, is_fit, plan_layers
 from bitmill_engine_llmcompressor.rows import Outcome, module_rows
 
 W4A16 = Treatment("W4A16", "GPTQ", 64, True)
