@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,19 +52,24 @@ def main() -> None:
     parser.add_argument("--inference-python", default=str(services / "inference/.venv/bin/python"))
     parser.add_argument("--output-dir", type=Path, default=REPOSITORY / "benchmarks/results")
     arguments = parser.parse_args()
+    about = describe(arguments)
+    target = arguments.output_dir / f"schemes-{'cpu' if about['device'] == 'cpu' else 'cuda'}.json"
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        target.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
     with tempfile.TemporaryDirectory() as scratch:
-        rows = run(arguments, Path(scratch))
-    name = "cuda" if rows[0]["device"] != "cpu" else "cpu"
-    target = arguments.output_dir / f"schemes-{name}.json"
-    target.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        run(arguments, Path(scratch), about, keep)
     print(target.read_text())
 
 
-def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
-    """Makes, measures and serves each recipe and returns a row for each."""
-    about = describe(arguments)
+def run(
+    arguments: argparse.Namespace, scratch: Path, about: dict[str, Any], keep: Callable[[list[dict[str, Any]]], None]
+) -> None:
+    """Makes, measures and serves each recipe; `keep` gets the rows as soon as there is more in them."""
     with ThreadPoolExecutor(arguments.jobs) as pool:
         rows = list(pool.map(lambda name: made(arguments, scratch, name) | about, arguments.recipes))
+    keep(rows)
     environment = {
         "BITMILL_INFERENCE_ADDRESS": "127.0.0.1:0",
         "BITMILL_INFERENCE_MODEL_ROOTS": scratch.as_uri(),
@@ -77,8 +83,8 @@ def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
         for row in rows:
             if "failure" not in row:
                 row.update(served(inference, scratch / row["recipe"]))
+                keep(rows)
     log.unlink()
-    return rows
 
 
 def made(arguments: argparse.Namespace, scratch: Path, name: str) -> dict[str, Any]:

@@ -16,6 +16,9 @@ SUPPORT = Path(__file__).parents[1] / "support"
 LAYERS = 14  # seven in each of the two decoder layers
 DEADLINE_S = 600
 
+# Many artifacts and models in a process: on a host busy with other work that takes minutes.
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
+
 Made = dict[str, tuple[Path, dict[str, Any]]]
 
 UNQUANTIZED = {"scheme": "UNQUANTIZED", "algorithm": "NONE", "group_size": 0}
@@ -281,4 +284,4 @@ def test_rounding_is_exact_and_survives_bad_numbers(engine_python: Path) -> None
     script = SUPPORT / "check_rounding.py"
     done = subprocess.run([engine_python, script], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert len([line for line in done.stdout.splitlines() if line.startswith("check_")]) == 9
+    assert len([line for line in done.stdout.splitlines() if line.startswith("check_")]) == 10

@@ -14,11 +14,11 @@ import dataclasses
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from bitmill_engine_kit.plan import plan_layers
 from compressed_tensors.quantization import disable_quantization
 from llmcompressor.modifiers.gptq.helpers import factorize_hessian
 from transformers import (
@@ -27,20 +27,22 @@ from transformers import (
     CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
-    GraniteConfig,
+    GemmaConfig,
+    Glm4Config,
     LlamaConfig,
-    MistralConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     StableLmConfig,
 )
 
 from bitmill_engine_kit.calibration import Samples
+from bitmill_engine_kit.plan import plan_layers
 from bitmill_engine_kit.protocol import EngineError, Recipe, Treatment
-from bitmill_engine_llmcompressor import damping, recipes
+from bitmill_engine_llmcompressor import damping, moe, recipes, smoothing
 from bitmill_engine_llmcompressor.gptq import MORE_DAMPING, NOT_INVERTED, PlanModifier
 from bitmill_engine_llmcompressor.quantize import compress
 from bitmill_engine_llmcompressor.rows import Outcome
@@ -102,10 +104,7 @@ def check_smoothing_changes_nothing_but_the_rounding() -> None:
             model = _model(config)
             before = _logits(model)
             recipe = _recipe(treatment, smoothing_strength=strength)
-            if refusal := _error(model, recipe):
-                assert refusal.reason == "UNSUPPORTED_RECIPE", refusal
-                assert type(model).__name__ == "StableLmForCausalLM", refusal
-                continue
+            _compress(model, recipe)
             changed = [
                 name
                 for name, weight in _model(config).named_parameters()
@@ -115,6 +114,16 @@ def check_smoothing_changes_nothing_but_the_rounding() -> None:
             model.apply(disable_quantization)
             error = (_logits(model) - before).abs().max() / before.abs().max()
             assert error < 1e-4, (type(model).__name__, treatment, error)
+
+
+def check_a_model_of_which_it_is_not_known_what_reads_what_is_not_smoothed() -> None:
+    """StableLM's norms feed the MLP, too, where its residuals are parallel."""
+    for treatment, strength in ((W8A8, 0.8), (AWQ, 0.0)):
+        model = _model(StableLmConfig(**TINY, use_parallel_residual=True))
+        error = _error(model, _recipe(treatment, smoothing_strength=strength))
+        assert error is not None, treatment
+        assert error.reason == "UNSUPPORTED_RECIPE", error
+        assert error.metadata == {"architecture": "StableLmForCausalLM"}
 
 
 def check_hessians_are_those_of_smoothed_inputs() -> None:
@@ -215,17 +224,18 @@ def _configs() -> Iterator[PreTrainedConfig]:
     one, head = TINY | {"num_hidden_layers": 1}, {"head_dim": 16}
     yield LlamaConfig(**one)
     yield LlamaConfig(**one | {"num_key_value_heads": 4})
-    yield MistralConfig(**one)
     yield Qwen2Config(**one)
     yield Qwen3Config(**one, **head)
-    yield GraniteConfig(**one)
     yield Phi3Config(**one)
     yield Phi3Config(**one | {"num_key_value_heads": 4})
     yield CohereConfig(**one)
     yield Cohere2Config(**one, **head)
     yield Gemma2Config(**one, **head)
     yield Gemma3TextConfig(**one, **head)
+    yield GemmaConfig(**one, **head)
+    yield Glm4Config(**one, **head)
     yield StableLmConfig(**one)
+    yield Qwen3MoeConfig(**one, **head, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
 
 
 def _model(config: PreTrainedConfig) -> PreTrainedModel:
@@ -242,12 +252,12 @@ def _model(config: PreTrainedConfig) -> PreTrainedModel:
                 parameter.add_(torch.rand_like(parameter) * 0.5)
             elif "embed" not in name:
                 parameter.mul_(4)
-    return model
+    return moe.linearize(model)
 
 
 def _samples() -> Samples:
     generator = torch.Generator().manual_seed(1)
-    return Samples(tuple(array("I", torch.randint(3, 256, (32,), generator=generator).tolist()) for _ in range(4)))
+    return Samples(tuple(array("I", torch.randint(3, 256, (32,), generator=generator).tolist()) for _ in range(2)))
 
 
 def _recipe(treatment: Treatment, **changes: Any) -> Recipe:
@@ -299,9 +309,11 @@ def _inputs(model: PreTrainedModel, name: str) -> torch.Tensor:
 
 def main() -> None:
     checks: list[Callable[[], None]] = [value for name, value in globals().items() if name.startswith("check_")]
-    for check in checks:
-        check()
-        print(check.__name__, flush=True)
+    # A search of 4 steps instead of 20: what it finds is not looked at here.
+    with patch.object(smoothing, "AWQ", partial(smoothing.AWQ, n_grid=4)):
+        for check in checks:
+            check()
+            print(check.__name__, flush=True)
 
 
 if __name__ == "__main__":

@@ -187,11 +187,15 @@ def _sensitivities(recipe: dict[str, Any]) -> list[dict[str, object]]:
 def _write_model(request: dict[str, Any]) -> None:
     source, output = Path(request["source_dir"]), Path(request["output_dir"])
     output.mkdir()
-    config = json.loads((source / "config.json").read_text())
+    is_gguf = source.is_file() and source.suffix == ".gguf"
+    config = {"architectures": ["LlamaForCausalLM"]} if is_gguf else json.loads((source / "config.json").read_text())
     if not _passes_through(request["recipe"]) or request["recipe"]["kv_cache"]:
         config["quantization_config"] = {"quant_method": "compressed-tensors"}
     (output / "config.json").write_text(json.dumps(config))
-    shutil.copy(source / "tokenizer.json", output)
+    if is_gguf:
+        (output / "tokenizer.json").write_text("{}")
+    else:
+        shutil.copy(source / "tokenizer.json", output)
     # Deterministic, and another content for another recipe.
     seed = int(hashlib.sha256(json.dumps(request["recipe"], sort_keys=True).encode()).hexdigest()[:8], 16)
     write_safetensors(output / "model.safetensors", {"model.layers.0.weight": (32, 32)}, seed=seed)

@@ -4,7 +4,8 @@
 
 One directory for each architecture, named for its class, with a real tokenizer; two decoder layers each. Among them are
 all the shapes in which checkpoints come: shards, an own or a tied head, biases, 16 and 32 bits, several ids that end a
-text, and files that are none of the checkpoint's. `LlamaForCausalLM-odd` has sizes that no 4-bit kernel takes.
+text, and files that are none of the checkpoint's. `LlamaForCausalLM-odd` has sizes that no 4-bit kernel takes,
+`Qwen3MoeForCausalLM-stacked` is `Qwen3MoeForCausalLM` with all experts of a layer in one tensor.
 """
 
 import json
@@ -39,6 +40,8 @@ class Family:
     config: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.bfloat16
     max_shard_size: str = "5GB"
+    original_format: bool = True
+    """Whether the files are as on the Hub, and not as transformers 5 holds the model."""
 
 
 FAMILIES = {
@@ -58,6 +61,7 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": Family({**EXPERTS, "shared_expert_intermediate_size": 96, "head_dim": None}),
     "Qwen3ForCausalLM": Family({"tie_word_embeddings": True}, dtype=torch.float32),
     "Qwen3MoeForCausalLM": Family({**EXPERTS, "norm_topk_prob": True}),
+    "Qwen3MoeForCausalLM-stacked": Family({**EXPERTS, "norm_topk_prob": True}, original_format=False),
     "StableLmForCausalLM": Family({"head_dim": None, "use_qkv_bias": True}),
 }
 
@@ -92,7 +96,8 @@ def main() -> None:
         model.generation_config = transformers.GenerationConfig(
             **special | {"eos_token_id": [tokenizer.eos_token_id, end_of_text]}
         )
-        write_checkpoint(target, tokenizer, model, max_shard_size=family.max_shard_size)
+        options = {"max_shard_size": family.max_shard_size, "save_original_format": family.original_format}
+        write_checkpoint(target, tokenizer, model, **options)
         (target / "README.md").write_text("# a model card\n")
         (target / "training_args.bin").write_bytes(b"\x80\x04.")
         (target / "original").mkdir()

@@ -112,6 +112,14 @@ def test_siblings_are_the_artifacts_of_the_same_source() -> None:
     assert [value for name, value in page.attributes if name == "class"].count("subject") == 1
 
 
+def test_evaluations_that_hardly_compare_are_said_to() -> None:
+    """Fewer tokens are other tokens."""
+    other = sibling(1, 90_000_000, 0.3)
+    assert "compare roughly" not in read(measured_artifact(), known=(other,)).text
+    other.evaluation.num_tokens = 512
+    assert "compare roughly" in read(measured_artifact(), known=(other,)).text
+
+
 def test_of_several_artifacts_each_is_told_of() -> None:
     """One after the other, among the same siblings."""
     other = sibling(1, 90_000_000, 0.3, name="other")

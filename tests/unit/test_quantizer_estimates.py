@@ -121,3 +121,9 @@ def test_data_is_kept_in_memory_only_where_it_is_read(tmp_path: Path) -> None:
         for recipe in (Recipe(Scheme.W4A16, 32), rounded)
     )
     assert calibrated > nearest + 4096 * 2048 * 64
+
+
+def test_quantized_experts_are_not_for_every_processor() -> None:
+    """Their kernels need AMX; a mixture whose experts stay as they are is served anywhere."""
+    assert devices_for([Scheme.W4A16], quantized_experts=True) == (DeviceSupport(Device.CUDA, 75),)
+    assert DeviceSupport(Device.CPU) in devices_for([Scheme.W4A16], quantized_experts=False)

@@ -100,6 +100,7 @@ def test_experts_share_a_row() -> None:
     assert row_name(f"{MLP}.experts.12.down_proj") == f"{MLP}.experts.*.down_proj"
     assert row_name(f"{MLP}.down_proj") == f"{MLP}.down_proj"
     assert has_experts([f"{MLP}.down_proj", f"{MLP}.experts.12.down_proj"])
+    assert has_experts([row_name(f"{MLP}.experts.12.down_proj")])
     assert not has_experts([f"{MLP}.down_proj", f"{MLP}.shared_expert.down_proj"])
 
 

@@ -24,10 +24,10 @@ def device_problems(engine: str, host: Host) -> Iterator[Problem]:
         )
 
 
-def checkpoint_problems(engine: str, source_uri: str, checkpoint: Checkpoint) -> Iterator[Problem]:
+def checkpoint_problems(engine: str, checkpoint: Checkpoint) -> Iterator[Problem]:
     """Yields what of a checkpoint that the server takes is not for this engine."""
     traits = ENGINES[engine]
-    if source_uri.endswith(GGUF_SUFFIX) and not traits.reads_gguf:
+    if not traits.reads_gguf and any(file.path.endswith(GGUF_SUFFIX) for file in checkpoint.files):
         yield _unsupported(f"{engine} reads no GGUF files; {DEFAULT_ENGINE} does")
     if traits.architectures is not None and checkpoint.architecture not in traits.architectures:
         known = ", ".join(sorted(traits.architectures))

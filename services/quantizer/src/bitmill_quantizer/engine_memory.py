@@ -16,7 +16,7 @@ from bitmill_quantizer.treatments import Shapes
 _FLOAT_BYTES = 4
 _ACTIVATION_BYTES = 2
 # Python, torch and transformers themselves, before any weight is loaded; and CUDA with its libraries on the GPU.
-_RUNTIME_BYTES = 800 << 20
+_RUNTIME_BYTES = 700 << 20
 _CUDA_RUNTIME_BYTES = 1 << 30
 # `plan_batches` in the engine's calibration_cuda.py.
 _MAX_BATCH_SIZE = 32
@@ -26,14 +26,16 @@ _DECODER_LAYER = re.compile(r".*\blayers\.\d+\.")
 
 @dataclass(frozen=True)
 class Workload:
-    """What an engine holds. `weights_bytes`: of the whole model in 16 bits. Sizes of the config, 0 where not known.
+    """What an engine holds. `weights_bytes`: of the whole model in 16 bits; `artifact_bytes`: of what is made of it.
 
-    `num_samples` is 0 for a recipe that reads no data; `length`: tokens in a sample, and in an evaluation's window.
+    The sizes of the config are 0 where not known. `num_samples` is 0 for a recipe that reads no data; `length`: tokens
+    in a sample, and in an evaluation's window.
     """
 
     layers: Shapes
     quantized: Mapping[str, Treatment]
     weights_bytes: int
+    artifact_bytes: int
     hidden_size: int
     intermediate_size: int
     vocabulary_size: int
@@ -50,13 +52,13 @@ def host_memory_bytes(work: Workload, available_device_bytes: int = 0) -> int:
     quantizing = work.weights_bytes + max(_rounding_bytes(work), work.weights_bytes)
     if not _keeps_on_device(work, available_device_bytes):
         quantizing += _kept_bytes(work) + _working_bytes(work)
-    comparing = 2 * work.weights_bytes + _comparing_bytes(work)
+    comparing = _comparing_bytes(work)
     return _RUNTIME_BYTES + max(quantizing, comparing)
 
 
 def device_memory_bytes(work: Workload, available_bytes: int) -> int:
     """Returns the larger of the same two peaks on a GPU with so much memory, which quantizing makes use of."""
-    comparing = 2 * work.weights_bytes + _comparing_bytes(work)
+    comparing = _comparing_bytes(work)
     quantizing = _rounding_bytes(work) + _calibrating_bytes(work, available_bytes)
     return _CUDA_RUNTIME_BYTES + max(quantizing, comparing)
 
@@ -87,9 +89,12 @@ def _calibrating_bytes(work: Workload, available_bytes: int) -> int:
 
 
 def _comparing_bytes(work: Workload) -> int:
-    """The source's output of every decoder layer, and logits of 128 positions a few times."""
+    """Both models, the artifact's as stored and as computed with; and of a window the source's output of every decoder
+    layer, and logits of 128 positions a few times.
+    """
+    models = 2 * work.weights_bytes + work.artifact_bytes
     outputs = work.num_decoder_layers * work.length * work.hidden_size * _ACTIVATION_BYTES
-    return outputs + 6 * 128 * work.vocabulary_size * _FLOAT_BYTES + _working_bytes(work)
+    return models + outputs + 6 * 128 * work.vocabulary_size * _FLOAT_BYTES + _working_bytes(work)
 
 
 def _rounding_bytes(work: Workload) -> int:

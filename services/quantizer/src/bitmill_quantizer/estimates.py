@@ -15,6 +15,7 @@ from bitmill_quantizer.layer_sizes import (
     treated_bytes,
     weights_bytes_in_16_bits,
 )
+from bitmill_quantizer.layers import has_experts
 from bitmill_quantizer.schemes import default_treatment, devices_for, needs_calibration, treatments_of
 from bitmill_quantizer.treatments import LayerTreatments, Shapes, group_kinds
 
@@ -53,10 +54,12 @@ def estimate(
 ) -> Estimate:
     """Estimates sizes from shapes. `available_device_bytes`: the GPU's memory, 0 where engines work on the CPU."""
     quantized = treated.quantized
+    artifact = rest_bytes(checkpoint, layers) + treated_bytes(layers, treated.treatments) + companion_bytes(checkpoint)
     work = Workload(
         layers=layers,
         quantized=quantized,
         weights_bytes=weights_bytes_in_16_bits(checkpoint.tensors.values()),
+        artifact_bytes=artifact,
         hidden_size=config_size(checkpoint, "hidden_size") or 0,
         intermediate_size=config_size(checkpoint, "intermediate_size") or 0,
         vocabulary_size=config_size(checkpoint, "vocab_size") or 0,
@@ -64,7 +67,6 @@ def estimate(
         num_samples=calibration.num_samples if needs_calibration(recipe) else 0,
         length=calibration.max_sequence_length,
     )
-    artifact = rest_bytes(checkpoint, layers) + treated_bytes(layers, treated.treatments) + companion_bytes(checkpoint)
     on_device = device_memory_bytes(work, available_device_bytes) if available_device_bytes else 0
     return Estimate(
         num_quantized_parameters=sum(layers[name][0] * layers[name][1] for name in quantized),
@@ -84,7 +86,9 @@ def scheme_sizes(checkpoint: Checkpoint, layers: Shapes) -> tuple[SchemeSize, ..
         if scheme is not Scheme.ADAPTIVE:
             treatment = default_treatment(scheme)
             size = rest + sum(count * kind_bytes(kind, treatment) for kind, count in kinds.items())
-            sizes.append(SchemeSize(scheme, min(size, _MAX_ESTIMATE_BYTES), devices_for([scheme])))
+            experts = scheme is not Scheme.UNQUANTIZED and any(kind.are_experts for kind in kinds)
+            devices = devices_for([scheme], quantized_experts=experts)
+            sizes.append(SchemeSize(scheme, min(size, _MAX_ESTIMATE_BYTES), devices))
     return tuple(sizes)
 
 
@@ -101,10 +105,11 @@ def least_adaptive_bytes(
     return rest_bytes(checkpoint, layers) + treated_bytes({name: layers[name] for name in fixed}, fixed) + least
 
 
-def served_on(checkpoint: Checkpoint, recipe: Recipe) -> tuple[DeviceSupport, ...]:
+def served_on(checkpoint: Checkpoint, recipe: Recipe, treated: LayerTreatments) -> tuple[DeviceSupport, ...]:
     """Returns the devices that can serve whatever a recipe makes, and whatever ADAPTIVE chooses."""
     schemes = [treatment.scheme for treatment in treatments_of(recipe)]
-    return devices_for(schemes, recipe.kv_cache, head_size(checkpoint))
+    experts = has_experts(treated.quantized)
+    return devices_for(schemes, recipe.kv_cache, head_size(checkpoint), quantized_experts=experts)
 
 
 def head_size(checkpoint: Checkpoint) -> int | None:

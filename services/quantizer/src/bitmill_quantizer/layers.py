@@ -46,7 +46,7 @@ _MAX_DECODER_LAYERS = 10_000
 _DECODER_LAYER = re.compile(r".*?\blayers\.(\d{1,9})\.")
 _LINEAR = re.compile(r"(?P<module>.*\blayers\.\d+\..+)\.weight")
 # All experts of a layer, and all three matrices of each, are one kernel's.
-_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.(?P<leaf>\w+)")
+_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(\d+|\*)\.(?P<leaf>\w+)")
 # Experts as the one tensor that transformers 5 holds them in: (experts, output, input), gate above up.
 _STACKED_EXPERTS = re.compile(r"(?P<experts>.*\blayers\.\d+\..*\bexperts)\.(?P<leaf>gate_up_proj|down_proj)")
 # What a mixture chooses its experts by; vLLM keeps it as it is, and so does the engine.
@@ -133,5 +133,5 @@ def row_name(name: str) -> str:
 
 
 def has_experts(names: Iterable[str]) -> bool:
-    """Whether any of these layers belongs to an expert of a mixture."""
+    """Whether any of these layers, or rows of layers, belongs to an expert of a mixture."""
     return any(_EXPERT.fullmatch(name) for name in names)

@@ -16,10 +16,12 @@ from typing import TypeVar
 
 from bitmill_common.artifact import DeviceSupport, Manifest
 from bitmill_common.measurements import PhaseCost, Verification
+from bitmill_common.recipes import Scheme
 from bitmill_quantizer import estimates, fetching, publishing
 from bitmill_quantizer.durations import FinishedWork, works_of
 from bitmill_quantizer.fetching import Fetched, Resolved
 from bitmill_quantizer.jobs import JobPhase
+from bitmill_quantizer.layers import has_experts
 from bitmill_quantizer.ports import EvaluateOutcome, JobControl, QuantizeOutcome, RunningJob, StepRunner
 from bitmill_quantizer.problems import raise_for
 from bitmill_quantizer.publishing import Published, Saved
@@ -136,7 +138,9 @@ def quantize(shop: Workshop, job: RunningJob, fetched: Fetched, checked: Checked
     )
     # What ADAPTIVE chose, and what was skipped, only the engine knows.
     schemes = {module.scheme for module in outcome.modules} or {each.scheme for each in treatments_of(spec.recipe)}
-    return Quantized(model_dir, outcome, devices_for(schemes, spec.recipe.kv_cache, checked.head_size))
+    experts = has_experts(module.name for module in outcome.modules if module.scheme is not Scheme.UNQUANTIZED)
+    devices = devices_for(schemes, spec.recipe.kv_cache, checked.head_size, quantized_experts=experts)
+    return Quantized(model_dir, outcome, devices)
 
 
 def evaluate(

@@ -111,7 +111,7 @@ class Planner:
         layers = linear_layers(checkpoint)
         problems += preflight.checkpoint_problems(checkpoint, layers)
         if engine in self.engines:
-            problems += engine_checks.checkpoint_problems(engine, source_uri, checkpoint)
+            problems += engine_checks.checkpoint_problems(engine, checkpoint)
         sizes = estimates.scheme_sizes(checkpoint, layers)
         if spec is None:
             return Plan(tuple(problems), spec, checkpoint, scheme_sizes=sizes)
@@ -132,7 +132,7 @@ class Planner:
             checkpoint=checkpoint,
             estimate=estimate,
             disk_bytes=disk_bytes,
-            devices=estimates.served_on(checkpoint, spec.recipe),
+            devices=estimates.served_on(checkpoint, spec.recipe, treated),
             scheme_sizes=sizes,
             skipped_modules=tuple(dict.fromkeys(map(row_name, treated.skipped))),
             duration=self._duration(spec, checkpoint, estimate),

@@ -116,14 +116,20 @@ def needs_calibration(recipe: Recipe) -> bool:
 
 
 def devices_for(
-    schemes: Iterable[Scheme], kv_cache: KvCacheScheme | None = None, head_size: int | None = None
+    schemes: Iterable[Scheme],
+    kv_cache: KvCacheScheme | None = None,
+    head_size: int | None = None,
+    *,
+    quantized_experts: bool = False,
 ) -> tuple[DeviceSupport, ...]:
     """Returns the devices that can serve a model whose layers have these schemes: those that serve each of them.
 
-    `head_size` is that of the attention; None where it is not known.
+    `head_size` is that of the attention; None where it is not known. `quantized_experts`: whether the experts of a
+    mixture are among the quantized layers; vLLM's kernels for them (`fused_moe/experts/cpu_moe.py`) need AMX, which few
+    processors have.
     """
     used = [TRAITS[scheme] for scheme in {*schemes, Scheme.UNQUANTIZED}]
-    on_cpu = all(traits.on_cpu for traits in used)
+    on_cpu = all(traits.on_cpu for traits in used) and not quantized_experts
     capability = max(traits.min_compute_capability for traits in used)
     if kv_cache is KvCacheScheme.FP8:
         on_cpu = on_cpu and head_size is not None and head_size % _FP8_CACHE_CPU_HEAD_MULTIPLE == 0

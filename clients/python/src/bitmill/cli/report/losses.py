@@ -145,6 +145,8 @@ def siblings(artifact: Artifact, others: Sequence[Artifact]) -> Iterator[Html]:
     )
     plot = charts.scatter(charts.WIDE, horizontal, vertical, marks, title)
     yield element("figure", plot, element("figcaption", caption))
+    if len({each.evaluation.num_tokens for each in family}) > 1:
+        yield element("p", "They were evaluated on different numbers of tokens, so their divergences compare roughly.")
     rows = [_sibling_row(number, each, is_subject=each is artifact) for number, each in enumerate(family, start=1)]
     yield table("Artifacts of this source by size", _SIBLING_COLUMNS, rows, numeric=[0, 3, 4, 5, 6], long=[1])
 

@@ -11,7 +11,8 @@ import torch
 from auto_gptq.modeling import _base
 from auto_gptq.quantization import GPTQ
 
-from bitmill_engine_kit.rounding import RoundingReport, damped
+from bitmill_engine_kit.damping import damped
+from bitmill_engine_kit.rounding import RoundingReport
 
 
 class ReportingGPTQ(GPTQ):  # type: ignore[misc]

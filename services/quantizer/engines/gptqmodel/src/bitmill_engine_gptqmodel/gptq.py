@@ -13,8 +13,9 @@ import torch
 from gptqmodel.looper import gptq_processor, loop_processor, module_looper
 from gptqmodel.quantization import GPTQ
 
+from bitmill_engine_kit.damping import damped
 from bitmill_engine_kit.protocol import EngineError
-from bitmill_engine_kit.rounding import RoundingReport, damped
+from bitmill_engine_kit.rounding import RoundingReport
 
 
 class ReportingGPTQ(GPTQ):  # type: ignore[misc]

@@ -1,50 +1,15 @@
-"""What the engines tell of GPTQ's work on each layer: progress by decoder layer, losses, and damping that had to grow.
-
-The module of the kit, beside `evaluation`, that imports torch.
-"""
+"""What an engine tells of GPTQ's work: progress by decoder layer, and the row of each layer. Pure; no torch."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from bitmill_engine_kit.plan import AS_IT_IS, Plan
 from bitmill_engine_kit.protocol import EngineError, EventWriter
 
-T = TypeVar("T")
-
-DAMPING_RETRIES = 3
-DAMPING_FACTOR = 10
 _LAYER = re.compile(r"(?P<layer>.*\blayers\.\d+)\..+")
-
-
-def damped(hessian: torch.Tensor, dampening_frac: float, name: str, work: Callable[[float], T]) -> tuple[T, float]:
-    """Do `work` with the damping asked for, then with ten times as much, three times at most; returns what sufficed.
-
-    `work` raises torch.linalg.LinAlgError for a Hessian that does not invert.
-    Raises EngineError NON_FINITE_ACTIVATIONS or HESSIAN_NOT_INVERTIBLE, naming the layer.
-    """
-    if not hessian.isfinite().all():
-        message = f"the calibration inputs of {name} hold a NaN or an infinity"
-        raise EngineError("NON_FINITE_ACTIVATIONS", message, tensor=name)
-    tried = list(dampings(dampening_frac))
-    for damping in tried:
-        try:
-            return work(damping), damping
-        except torch.linalg.LinAlgError:
-            continue
-    message = f"the Hessian of {name} does not invert, even damped with {tried[-1]} of its mean diagonal"
-    raise EngineError("HESSIAN_NOT_INVERTIBLE", message, tensor=name, dampening_frac=tried[-1])
-
-
-def dampings(dampening_frac: float) -> Iterator[float]:
-    """The damping asked for and its increases."""
-    for retry in range(DAMPING_RETRIES + 1):
-        yield dampening_frac * DAMPING_FACTOR**retry
 
 
 class RoundingReport:

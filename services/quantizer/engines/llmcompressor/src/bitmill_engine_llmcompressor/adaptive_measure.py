@@ -120,8 +120,8 @@ class Measuring:
     def _rounded(
         self, treatments: Mapping[str, Treatment], statistics: Mapping[str, InputStatistics]
     ) -> dict[str, torch.nn.Linear]:
-        rounded = {}
-        for treatment in set(treatments.values()) - {AS_IT_IS}:
+        rounded: dict[str, torch.nn.Linear] = {}
+        for treatment in dict.fromkeys(each for each in treatments.values() if each != AS_IT_IS):
             names = tuple(name for name, each in treatments.items() if each == treatment)
             rounded |= self._rounding(self._named([names]), treatment, statistics)
         return rounded

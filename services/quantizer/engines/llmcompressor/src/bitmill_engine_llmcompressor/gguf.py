@@ -29,7 +29,7 @@ def file_of(source: Path) -> Path | None:
     """
     if source.is_file():
         return source
-    files = sorted(source.glob("*.gguf"))
+    files = sorted(path for path in source.glob("*.gguf") if path.is_file())
     if not files or any(source.glob("*.safetensors")):
         return None
     if len(files) > 1:

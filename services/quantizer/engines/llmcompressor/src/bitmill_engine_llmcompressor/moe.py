@@ -88,7 +88,7 @@ def linearize(model: PreTrainedModel) -> PreTrainedModel:
 
 def _mixtral_mapping() -> contextlib.AbstractContextManager[object]:
     """llm-compressor's table has no names for Mixtral's experts."""
-    return patch_moe_mappings(
+    mapping: contextlib.AbstractContextManager[object] = patch_moe_mappings(
         "mixtral",
         [
             WeightRenaming(rf"\.experts\.(\d+)\.{file}\.", rf".experts.\1.{name}.")
@@ -96,6 +96,7 @@ def _mixtral_mapping() -> contextlib.AbstractContextManager[object]:
         ],
         remove_targets=[".experts.gate_up_proj", ".experts.down_proj"],
     )
+    return mapping
 
 
 def _has_linear_experts(model: PreTrainedModel) -> bool:

@@ -42,7 +42,8 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
     if samples is not None:
         require_context(model, request.calibration.max_sequence_length)
     _require_finite(model)
-    plan, sensitivities = plan_layers(recipes.shapes(model), recipe), []
+    plan = plan_layers(recipes.shapes(model), recipe)
+    sensitivities: list[dict[str, Any]] = []
     if samples is not None and recipe.adaptive is not None:
         plan, sensitivities = adaptive.resolve(plan, model, request, samples, events)
     with moe.RoutedTokens(model) as routed:
