@@ -43,6 +43,11 @@ CLASSIC_REFUSALS = [
     ({"symmetric": False}, "UNSUPPORTED_RECIPE", {"field": "symmetric"}),
     ({"activation_order": "GROUP"}, "UNSUPPORTED_RECIPE", {"field": "activation_order"}),
     ({"kv_cache": "FP8"}, "UNSUPPORTED_RECIPE", {"field": "kv_cache"}),
+    (
+        {"num_samples": 1, "max_sequence_length": 16, "dampening_frac": 1e-12},
+        "HESSIAN_NOT_INVERTIBLE",
+        {"dampening_frac": "1e-09"},
+    ),
 ]
 
 
@@ -120,6 +125,8 @@ def _requests(name: str, tied: Path, families: Path, directory: Path) -> dict[st
         "W8A16": quantize("W8A16", scheme="W8A16", group_size=-1),
         "chats": quantize("chats", path="chats.jsonl", num_samples=4),
         "ignored": quantize("ignored", untied, ignore=IGNORED),
+        # Sixteen tokens span less than the inputs of any layer.
+        "damped": quantize("damped", num_samples=1, max_sequence_length=16, dampening_frac=1e-7),
         "rule": quantize("rule", untied, rules=[{"pattern": "re:.*down_proj", **as_it_is}]),
     }
     made |= {each: quantize(each, families / each, num_samples=8) for each in sorted(ENGINES[name].architectures or ())}
@@ -162,6 +169,13 @@ def test_each_layer_has_a_row(engine: Engine) -> None:
         ("W4A16", 32, None, "")
     }
     assert all(row["loss"] > 0 for row in rows)
+
+
+def test_a_hessian_that_does_not_invert_is_damped_more(engine: Engine) -> None:
+    """Ten times as much at a time, and the layer's row says how much it took."""
+    dampings = {row["dampening_frac"] for row in engine.result("damped")["modules"]}
+    assert dampings - {None}
+    assert all(any(math.isclose(each, 1e-7 * 10**n) for n in (1, 2, 3)) for each in dampings - {None})
 
 
 def test_config_says_how_the_weights_are_stored(engine: Engine, tiny_checkpoint: Path) -> None:

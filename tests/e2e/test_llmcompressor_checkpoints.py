@@ -189,17 +189,17 @@ def test_a_mixture_with_quantized_experts_still_says_what_its_source_says(
     expected: dict[str, list[float]], name: str
 ) -> None:
     """As far as four bits of random weights can."""
-    assert distance(expected[name], expected[f"source of {name}"]) < 0.15
+    assert distance(expected[name], expected[f"source of {name}"]) < 0.2
 
 
-@pytest.mark.parametrize(("name", "most"), [(name, 0.1 if "Phi3" in name else 0.01) for name in FROM_GGUF])
+@pytest.mark.parametrize(("name", "most"), [(name, 0.2 if "Phi3" in name else 0.02) for name in FROM_GGUF])
 def test_a_gguf_file_is_the_checkpoint_that_it_was_made_of(
     expected: dict[str, list[float]], name: str, most: float
 ) -> None:
     """Dequantized; Phi 3's has four bits."""
     original = name.removesuffix(".gguf")
     assert distance(expected[f"source of {name}"], expected[f"source of {original}"]) < most
-    assert distance(expected[name], expected[f"source of {name}"]) < 0.15
+    assert distance(expected[name], expected[f"source of {name}"]) < 0.2
 
 
 @pytest.mark.parametrize("name", [*sorted(ARCHITECTURES), ODD])

@@ -112,12 +112,16 @@ W4A16, INT8, FP8_CLASS, AS_IT_IS = (
     "CompressedTensorsW8A8Fp8",
     "UnquantizedLinearMethod",
 )
-FOUR_BIT_RECIPES = [name for name in STORED if name.startswith("W4A16")]
+FOUR_BIT_RECIPES = ("W4A16 channel", "W4A16 asymmetric", "W4A16 AWQ")
 SERVED: dict[str, dict[str, str]] = {
     **{name: {"layers.0.self_attn.qkv_proj": W4A16, "layers.1.mlp.down_proj": W4A16} for name in FOUR_BIT_RECIPES},
-    **{name: {"layers.0.mlp.gate_up_proj": INT8} for name in ("W8A8 smoothed", "W8A8 RTN")},
+    "W8A8 smoothed": {"layers.0.mlp.gate_up_proj": INT8, "layers.1.self_attn.qkv_proj": INT8},
     "FP8 dynamic": {"layers.0.mlp.gate_up_proj": FP8_CLASS},
     "16 bits": {"layers.0.mlp.gate_up_proj": AS_IT_IS},
+    "16 bits, FP8 cache": {
+        "layers.0.mlp.gate_up_proj": AS_IT_IS,
+        "layers.1.self_attn.attn": "CompressedTensorsKVCacheMethod",
+    },
     "FP8 attention only": {"layers.1.self_attn.qkv_proj": FP8_CLASS, "layers.1.self_attn.o_proj": AS_IT_IS},
     "W4A16 with W8A8 down": {"layers.0.mlp.down_proj": INT8, "layers.0.mlp.gate_up_proj": W4A16},
     "W4A16 of every kind": {

@@ -79,7 +79,7 @@ async def test_a_gpu_is_planned_for_where_there_is_one(
     place.host.cuda, place.host.total_device_memory_bytes = True, 140 << 30
     plan = await plan_of(quantizer, spec_of_8b)
     assert list(plan.problems) == []
-    assert 32_000_000_000 < plan.estimated_device_memory_bytes < 40_000_000_000
+    assert 32_000_000_000 < plan.estimated_device_memory_bytes < 42_000_000_000
     assert plan.estimated_duration.seconds == pytest.approx(147, abs=5)
     assert "H200" in plan.estimated_duration_basis
     place.host.total_device_memory_bytes = 24 << 30

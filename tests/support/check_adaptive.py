@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bitmill_engine_kit.plan import AS_IT_IS, Plan, fused_groups, plan_layers
 from compressed_tensors.compressors import compress_module, decompress_module
 from transformers import (
     AutoModelForCausalLM,
@@ -36,6 +35,7 @@ from transformers import (
 )
 
 from bitmill_engine_kit.calibration import Samples
+from bitmill_engine_kit.plan import AS_IT_IS, Plan, fused_groups, plan_layers
 from bitmill_engine_kit.protocol import (
     AdaptiveSearch,
     Calibration,
@@ -90,13 +90,13 @@ def check_the_divergence_is_that_of_the_whole_model() -> None:
             layerwise = LayerwiseModel(model, ids, 3)
             states = layerwise.inputs()
             for index, layer in enumerate(layerwise.layers):
-                assert layerwise.divergence(index, states) < 1e-6
+                assert layerwise.divergences(index, states).mean().item() < 1e-6
                 noisy = {
                     name: _noisy(each) for name, each in recipes.linear_layers(model).items() if f"{layer}." in name
                 }
                 following = layerwise.advance(index, states)
                 with replaced(model, noisy):
-                    measured = layerwise.divergence(index, states)
+                    measured = layerwise.divergences(index, states).mean().item()
                     expected = _divergence(_model(config), model, ids[:3])
                     changed = layerwise.advance(index, states)
                     error = layerwise.relative_error(index, states, following)
@@ -113,20 +113,30 @@ def check_the_divergence_is_that_of_the_whole_model() -> None:
                 assert abs(perplexity / nll.exp() - 1) < 1e-5
 
 
-def check_layers_are_rounded_as_the_artifacts_are() -> None:
-    """The rounded copy of a layer has the weights that the saved one is decompressed to, whatever the scheme."""
+def check_layers_are_rounded_and_stored_as_foretold() -> None:
+    """The rounded copy of a layer has the weights that the artifact's is decompressed to, whatever the scheme, and the
+    weight files have the bytes that were said, and at most a few less for each tensor."""
+    rounding = Rounding("STATIC", 0.01, torch.bfloat16)
     for treatment in ROUNDED_TO_NEAREST:
         model, source = _model(LLAMA, torch.bfloat16), _model(LLAMA, torch.bfloat16)
-        recipe = _recipe(treatment)
-        _compress(model, recipe, plan_layers(recipes.shapes(model), recipe))
-        rounding = Rounding("STATIC", 0.01, torch.bfloat16)
+        _compress_and_check_size(model, _recipe(treatment))
         for names in fused_groups(recipes.linear_layers(model)):
             ours = rounding({name: source.get_submodule(name).float() for name in names}, treatment, {})
             for name in names:
                 theirs = model.get_submodule(name)
-                compress_module(theirs)
                 decompress_module(theirs)
                 assert torch.equal(ours[name].weight, theirs.weight.float()), (treatment, name)
+
+
+def check_sizes_of_other_models_are_foretold() -> None:
+    """With biases, other norms, tied heads, fused layers, experts, several schemes, and scales of a KV cache."""
+    tied = LlamaConfig(**TINY | {"tie_word_embeddings": True})
+    rules = (ModuleRule("re:.*mlp", Treatment("W8A8_INT8", "RTN", 0, True)),)
+    nearest = _recipe(Treatment("W4A16", "RTN", 32, True))
+    for config in (GEMMA, Phi3Config(**TINY), tied, MIXTRAL):
+        _compress_and_check_size(_model(config, torch.bfloat16), nearest)
+    changed = dataclasses.replace(nearest, ignore=("re:.*1.mlp.*",), rules=rules, kv_cache="FP8")
+    _compress_and_check_size(_model(QWEN, torch.bfloat16), changed)
 
 
 def check_gptq_rounds_as_for_the_artifact() -> None:
@@ -168,22 +178,11 @@ def check_experts_that_no_token_reached_are_rounded_to_nearest() -> None:
         assert torch.equal(both[name].weight, nearest[name].weight) == (name not in statistics), name
 
 
-def check_sizes_are_foretold() -> None:
-    """Weight files have what was said and at most a few bytes less for each tensor, whatever the schemes."""
-    for treatment in ROUNDED_TO_NEAREST:
-        _check_size(LLAMA, _recipe(treatment))
-    for config in (QWEN, GEMMA, Phi3Config(**TINY), LlamaConfig(**TINY | {"tie_word_embeddings": True})):
-        _check_size(config, _recipe(Treatment("W4A16", "RTN", 32, True), ignore=("re:.*0.mlp.*",)))
-    rules = (ModuleRule("re:.*mlp", Treatment("W8A8_INT8", "RTN", 0, True)),)
-    _check_size(QWEN, _recipe(Treatment("W4A16", "RTN", 64, True), rules=rules, kv_cache="FP8"))
-    _check_size(MIXTRAL, _recipe(Treatment("W4A16", "RTN", 64, True)))
-
-
 def check_the_least_loss_within_a_size_is_chosen() -> None:
     """The artifact keeps the budget and uses it; layers that run as one matrix get one treatment; losses fall."""
     least, most = _size_of(LLAMA, W4_CHANNEL), _size_of(LLAMA, UNQUANTIZED)
     losses = []
-    for budget in (least + 100 * 3 * 7, (2 * least + most) // 3, (least + 2 * most) // 3):
+    for budget in ((4 * least + most) // 5, (least + most) // 2):
         model = _model(LLAMA, torch.bfloat16)
         plan, rows = _resolve(model, max_size_bytes=budget)
         for names in fused_groups(plan):
@@ -200,7 +199,7 @@ def check_the_least_loss_within_a_size_is_chosen() -> None:
         # What is left is less than the least step from W4A16 to more.
         assert saved > budget - (most - least) // 6
     assert losses == sorted(losses, reverse=True)
-    assert losses[0] > 2 * losses[2]
+    assert losses[0] > 2 * losses[1]
 
 
 def check_a_candidate_is_offered_only_to_layers_that_it_fits() -> None:
@@ -219,7 +218,9 @@ def check_losses_are_those_of_the_model() -> None:
     request = _request(max_size_bytes=1 << 30)
     groups = dict.fromkeys(fused_groups(recipes.linear_layers(model)), CANDIDATES[:-1])
     with Measuring(model, request, _samples(), 4) as measuring:
-        told = dict(measuring.losses({names: [t for t in ts if t != W4_128] for names, ts in groups.items()}))
+        done: list[int] = []
+        told = measuring.losses({names: [t for t in ts if t != W4_128] for names, ts in groups.items()}, done.append)
+    assert done == list(range(1, len(groups) + 1))
     assert told.keys() == groups.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     source = _model(LLAMA, torch.bfloat16).float()
@@ -415,8 +416,9 @@ def _foretold(model: PreTrainedModel, plan: Plan, recipe: Recipe) -> int:
     )
 
 
-def _check_size(config: PreTrainedConfig, recipe: Recipe) -> None:
-    model = moe.linearize(_model(config, torch.bfloat16))
+def _compress_and_check_size(model: PreTrainedModel, recipe: Recipe) -> None:
+    """Leaves the model compressed."""
+    model = moe.linearize(model)
     plan = plan_layers(recipes.shapes(model), recipe)
     foretold = _foretold(model, plan, recipe)
     _compress(model, recipe, plan)

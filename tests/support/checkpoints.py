@@ -31,7 +31,8 @@ def write_checkpoint(
     """Writes a checkpoint and returns `directory`.
 
     `dtype` is BF16, F16 or F32. With `num_shards` over 1 there is an index. Weights are small random values of `seed`;
-    zeros with None, which take no room on the disk. `config` overrides fields of config.json; a value of None leaves the field out.
+    zeros with None, which take no room on the disk. `config` overrides fields of config.json; a value of None leaves
+    the field out.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shapes = llama_shapes(

@@ -26,6 +26,7 @@ def main() -> None:
     operations = {QuantizeRequest: module._quantize, EvaluateRequest: module._evaluate}
     answers = [_run(request, operations) for request in json.loads(Path(sys.argv[2]).read_bytes())]
     stdout.write(json.dumps(answers) + "\n")
+    stdout.flush()
 
 
 def _run(request: dict[str, Any], operations: dict[type, Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ def main() -> None:
 
 
 def _logprobs(directory: Path, text: str) -> list[float]:
-    quantized = directory.is_dir() and "quantization_config" in json.loads((directory / "config.json").read_bytes())
+    config = directory / "config.json"
+    quantized = config.is_file() and "quantization_config" in json.loads(config.read_bytes())
     model = (load_artifact(directory) if quantized else load_model(directory)).float()
     ids = torch.tensor([load_tokenizer(directory).encode(text)])
     with torch.inference_mode():

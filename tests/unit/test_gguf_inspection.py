@@ -141,6 +141,33 @@ def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
     refuse(path, "TOKENIZER_MISSING")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "split", "is_read"),
+    [
+        ("llama", "gpt-2", True),
+        ("llama", "default", True),
+        ("llama", None, True),
+        ("llama", "llama-bpe", False),
+        ("llama", "smollm", False),
+        ("qwen2", "qwen2", True),
+        ("qwen2", "deepseek-r1-qwen", False),
+    ],
+)
+def test_a_tokenizer_that_splits_texts_as_transformers_does_not(
+    tmp_path: Path, architecture: str, split: str | None, is_read: bool
+) -> None:
+    """It would make other tokens than the model was trained on; the right one beside it goes before it."""
+    metadata = {key.replace("llama.", f"{architecture}."): value for key, value in LLAMA.items()}
+    metadata |= {"general.architecture": architecture} | ({"tokenizer.ggml.pre": split} if split else {})
+    path = write_gguf(tmp_path / "checkpoint" / NAME, metadata)
+    if is_read:
+        assert linear_layers(inspect(path))
+        return
+    assert str(split) in refuse(path, "TOKENIZER_MISSING").message
+    (path.parent / "tokenizer.json").write_text("{}")
+    assert linear_layers(inspect(path.parent))
+
+
 @pytest.mark.parametrize("kept", [0, 3, 10, 100, 5000, -40])
 def test_a_truncated_file(file: Path, kept: int) -> None:
     """Within the magic, the counts, the metadata, the vocabulary, or the tensors."""

@@ -101,8 +101,9 @@ def _inspect_gguf(store: ObjectStore, present: dict[str, ObjectInfo], file: str)
     if (why := gguf_checkpoint.unsupported(header)) is not None:
         raise _refuse(store, "GGUF_UNSUPPORTED", f"cannot be read: {file} {why}", file=file)
     config, tensors = gguf_checkpoint.config_of(header), gguf_checkpoint.tensors_of(header, file)
-    if not _has_tokenizer(present) and not header.lengths.get("tokenizer.ggml.tokens"):
-        raise _refuse(store, "TOKENIZER_MISSING", f"has no tokenizer: {file} holds none", file=file)
+    if not _has_tokenizer(present) and (why := gguf_checkpoint.tokenizer_problem(header)) is not None:
+        message = f"has no tokenizer: {file} {why}; put its tokenizer.json beside it and name the directory"
+        raise _refuse(store, "TOKENIZER_MISSING", message, file=file)
     return _checkpoint(store, config, tensors, present, [file])
 
 

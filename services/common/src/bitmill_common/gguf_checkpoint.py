@@ -69,6 +69,10 @@ _LEAVES_OF = {
 }
 _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<leaf>\w+)\.(?P<suffix>weight|bias)")
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+# How the tokenizers that transformers makes split a text before byte-pair encoding, as `tokenizer.ggml.pre` names
+# it; files that do not say are of a time when there was one way for each.
+_SPLITS = {"llama": ("default", "gpt-2")}
+_QWEN_SPLITS = ("default", "qwen2")
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -87,6 +91,17 @@ def unsupported(header: GgufHeader) -> str | None:
     for name, tensor in header.tensors.items():
         if not any(_names(name, str(architecture), tensor.shape)):
             return f"holds the tensor {name}, which its architecture has no place for"
+    return None
+
+
+def tokenizer_problem(header: GgufHeader) -> str | None:
+    """Returns why transformers does not make the file's tokenizer rightly, as `unsupported` does; None when it does."""
+    if not header.lengths.get("tokenizer.ggml.tokens"):
+        return "holds none"
+    split = header.metadata.get("tokenizer.ggml.pre", "default")
+    known = _SPLITS.get(str(header.metadata["general.architecture"]), _QWEN_SPLITS)
+    if header.metadata.get("tokenizer.ggml.model") == "gpt2" and split not in known:
+        return f"splits texts as {split} does, which transformers does not read from GGUF"
     return None
 
 

@@ -29,14 +29,17 @@ class ReportingGPTQ(GPTQ):  # type: ignore[misc]
         error of the layer's output per sample (GPTQ, https://arxiv.org/abs/2210.17323, equation 1).
         """
         name = self.names[self.layer]
-        hessian, before = self.H, self.layer.weight.data.float()
+        hessian, weight = self.H, self.layer.weight.data
 
         def work(damping: float) -> Any:
-            self.H = hessian.clone()
-            return super(ReportingGPTQ, self).fasterquant(percdamp=damping, **options)
+            self.H, self.layer.weight.data = hessian.clone(), weight.clone()
+            answer = super(ReportingGPTQ, self).fasterquant(percdamp=damping, **options)
+            if not self.layer.weight.data.isfinite().all():
+                raise torch.linalg.LinAlgError("the factor of the inverse Hessian is not finite")
+            return answer
 
         answer, damping = damped(hessian, percdamp, name, work)
-        error = before - self.layer.weight.data.float()
+        error = weight.float() - self.layer.weight.data.float()
         self.report.add(name, ((error @ hessian) * error).sum().item() / 2, damping)
         return answer
 

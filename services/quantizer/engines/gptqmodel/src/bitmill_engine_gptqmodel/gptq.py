@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from unittest.mock import patch
 import torch
 from gptqmodel.looper import gptq_processor, loop_processor, module_looper
 from gptqmodel.quantization import GPTQ
+from gptqmodel.utils.threadx import _DeviceWorker
 
 from bitmill_engine_kit.damping import damped
 from bitmill_engine_kit.protocol import EngineError
@@ -49,9 +51,22 @@ class ReportingGPTQ(GPTQ):  # type: ignore[misc]
             factor = H.clone()
             factor.diagonal().add_(damping * mean)
             inverse = torch.cholesky_inverse(torch.linalg.cholesky(factor))
-            return torch.linalg.cholesky(inverse, upper=True)
+            upper = torch.linalg.cholesky(inverse, upper=True)
+            if not upper.isfinite().all():
+                raise torch.linalg.LinAlgError("the factor of the inverse Hessian is not finite")
+            return upper
 
         return damped(H, self.qcfg.damp_percent, self._layer_name, work)
+
+
+def _warm_up(worker: Any) -> None:
+    try:
+        _WARM_UP(worker)
+    except Exception:  # noqa: BLE001 (whatever it is, the task itself will say)
+        traceback.print_exc()
+
+
+_WARM_UP = _DeviceWorker._run_warmup
 
 
 @contextmanager
@@ -63,6 +78,9 @@ def reporting(report: RoundingReport, num_calibration_samples: int) -> Iterator[
         patch.object(gptq_processor, "GPTQ", type("BoundGPTQ", (ReportingGPTQ,), bound)),
         # The working directory is not its own.
         patch.object(loop_processor, "_PROJECT_LOG_DIR", Path(logs)),
+        # A worker thread that fails ends the process on the spot, though the waiting thread is told of the failure too.
+        patch.object(_DeviceWorker, "_abort_process", lambda *_: None),
+        patch.object(_DeviceWorker, "_run_warmup", _warm_up),
         # It writes 100 MB to a temporary file, to log how fast the disk is.
         patch.object(module_looper, "io_write_performance", lambda: None),
     ):

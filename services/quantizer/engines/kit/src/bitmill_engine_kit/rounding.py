@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from typing import Any
@@ -38,7 +39,12 @@ class RoundingReport:
         self._events.progress("quantize", self._total - len(self._waiting), self._total, "layers")
 
     def add(self, name: str, loss: float, damping: float) -> None:
-        """Take a layer's loss, the squared error of its output per calibration sample, and the damping it needed."""
+        """Take a layer's loss, the squared error of its output per calibration sample, and the damping it needed.
+
+        Raises EngineError NON_FINITE_WEIGHTS for a loss that is no number.
+        """
+        if not math.isfinite(loss):
+            raise EngineError("NON_FINITE_WEIGHTS", f"{name} was rounded to what is no number", tensor=name)
         with self._lock:
             self._losses[name] = loss
             self._dampings[name] = damping
@@ -63,7 +69,7 @@ class RoundingReport:
     def _row(self, name: str) -> dict[str, Any]:
         layer, damping = self._plan[name], self._dampings.get(name)
         grown = damping is not None and damping > self._dampening_frac
-        remark = layer.remark or ("its Hessian did not invert with the damping asked for" if grown else "")
+        remark = layer.remark or ("its Hessian inverted with more damping only" if grown else "")
         return {
             "name": name,
             "scheme": layer.treatment.scheme,

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bitmill_engine_kit.plan import AS_IT_IS, LayerPlan, Plan, Shapes, fused_groups, is_fit, skip_unfit
 from transformers import PreTrainedModel
 
 from bitmill_engine_kit.calibration import Samples
+from bitmill_engine_kit.plan import AS_IT_IS, LayerPlan, Plan, Shapes, fused_groups, is_fit, skip_unfit
 from bitmill_engine_kit.protocol import (
     ADAPTIVE,
     UNQUANTIZED,
@@ -133,15 +133,17 @@ def _require_room(groups: Sequence[Group], fixed: int, max_size_bytes: int) -> N
 
 def _measure(groups: Sequence[Group], measuring: Measuring, events: EventWriter) -> None:
     """Fill in the groups' losses."""
-    by_names = {group.names: group for group in groups}
-    events.progress("quantize", 0, len(groups), "measurements")
-    losses = measuring.losses({names: group.candidates for names, group in by_names.items()})
-    for done, (names, measured) in enumerate(losses, start=1):
-        if not all(map(math.isfinite, measured.values())):
-            message = f"the model's output is not a finite number when {names[0]} is rounded"
-            raise EngineError("NON_FINITE_ACTIVATIONS", message, tensor=names[0])
-        by_names[names].losses.update(measured)
+
+    def progress(done: int) -> None:
         events.progress("quantize", done, len(groups), "measurements")
+
+    progress(0)
+    losses = measuring.losses({group.names: group.candidates for group in groups}, progress)
+    for group in groups:
+        group.losses.update(losses[group.names])
+        if not all(map(math.isfinite, group.losses.values())):
+            message = f"the model's output is not a finite number when {group.names[0]} is rounded"
+            raise EngineError("NON_FINITE_ACTIVATIONS", message, tensor=group.names[0])
 
 
 def _within_perplexity(groups: Sequence[Group], measuring: Measuring, max_ratio: float, events: EventWriter) -> Choice:

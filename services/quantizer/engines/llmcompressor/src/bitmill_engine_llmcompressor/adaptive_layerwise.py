@@ -83,19 +83,20 @@ class LayerwiseModel:
             tokens += output.shape[1]
         return total / tokens
 
-    def divergence(self, index: int, states: Sequence[torch.Tensor]) -> float:
-        """Mean KL(source || model as it is) in nats over the measured samples' tokens.
+    def divergences(self, index: int, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """KL(source || model as it is) in nats for each of the measured samples' tokens, float32 on the host.
 
-        `states`: what decoder layer `index` reads of them; the layers before it are not run.
+        `states`: what decoder layer `index` reads of the samples; the layers before it are not run.
         """
-        total, tokens = 0.0, 0
+        found = []
         for sample, state in zip(self._measured, states, strict=False):
             output = self._finish(index, sample, state)
             for expected, chunk in zip(self._source_logprobs(sample), self._logprobs(sample, output), strict=True):
                 # exp(expected) * (expected - chunk), without a third tensor of this size
-                total += torch.sub(expected, chunk, out=chunk).mul_(expected.exp()).sum(dtype=torch.float64).item()
-            tokens += state.shape[1]
-        return max(total / tokens, 0.0)
+                divergence = torch.sub(expected, chunk, out=chunk).mul_(expected.exp()).sum(dim=-1)
+                # No divergence is negative but by rounding.
+                found.append(divergence.clamp_(min=0).cpu())
+        return torch.cat(found)
 
     def perplexity(self, states: Sequence[torch.Tensor] | None = None) -> float:
         """Perplexity on the measured samples: the source's, or that of a model whose last layer's output this is."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from bitmill_engine_kit.plan import AS_IT_IS
 from transformers import PreTrainedModel
 
 from bitmill_engine_kit.calibration import Samples
+from bitmill_engine_kit.plan import AS_IT_IS
 from bitmill_engine_kit.process import peak_memory_bytes
 from bitmill_engine_kit.protocol import QuantizeRequest, Treatment
 from bitmill_engine_llmcompressor.adaptive_layerwise import LayerwiseModel, replaced
@@ -21,6 +21,9 @@ from bitmill_engine_llmcompressor.recipes import linear_layers
 TOKENS_PER_CHANNEL = 8
 """Samples show what layers read until there are so many tokens for each of the widest layer's input channels: with few,
 GPTQ fits its rounding to the very tokens that the loss is then measured on."""
+SATURATION = 1.0
+"""Nats. A token that a change of one layer sends elsewhere has all its loss from any of them: beyond about a nat
+divergences no longer add up, and a few such tokens, of thousands, would outweigh the rest."""
 # Of the memory that is free: the rest is for activations, Hessians and logits.
 _USABLE_FRACTION = 0.5
 
@@ -56,32 +59,47 @@ class Measuring:
         del self._layerwise
         self._closing.close()
 
-    def losses(self, candidates: Mapping[Names, Sequence[Treatment]]) -> Iterator[tuple[Names, dict[Treatment, float]]]:
-        """Mean KL(source || model) in nats when one group of layers alone is rounded, by candidate; by decoder layer.
+    def losses(
+        self, candidates: Mapping[Names, Sequence[Treatment]], progress: Callable[[int], None]
+    ) -> dict[Names, dict[Treatment, float]]:
+        """Mean KL(source || model) in nats when one group of layers alone is rounded, by candidate.
 
-        It is measured for the candidate that changes the decoder layer's output most. That of the others is in
-        proportion to the relative squared error of that output: a divergence is quadratic in small errors, and rounding
-        errors of one group differ in size, not in kind. To run the rest of the model for each of them would take as
-        many times longer, and on as few tokens as that leaves time for be less exact.
+        What stays as it is loses nothing and is not among them. `progress` is told the number of groups done. Tokens
+        whose divergences add up to more than SATURATION over all groups count for no more than that.
         """
+        measured: dict[Names, tuple[torch.Tensor, dict[Treatment, float]]] = {}
         states = self._layerwise.inputs()
         for index, layer in enumerate(self._layerwise.layers):
             groups = [names for names in candidates if names[0].startswith(f"{layer}.")]
             statistics, following = self._layerwise.record(index, states, self._named(groups))
             for names in groups:
                 treatments = [each for each in candidates[names] if each != AS_IT_IS]
-                yield names, self._losses_of(names, treatments, index, states, following, statistics)
+                measured[names] = self._measure(names, treatments, statistics, index, states, following)
+                progress(len(measured))
             states = following
+        total = sum(tokens for tokens, _ in measured.values())
+        weights = SATURATION / torch.as_tensor(total).clamp_min(SATURATION)
+        return {
+            names: {treatment: (weights * tokens).mean().item() * part for treatment, part in parts.items()}
+            for names, (tokens, parts) in measured.items()
+        }
 
-    def _losses_of(
+    def _measure(
         self,
         names: Names,
         treatments: Sequence[Treatment],
+        statistics: Mapping[str, InputStatistics],
         index: int,
         states: Sequence[torch.Tensor],
         following: Sequence[torch.Tensor],
-        statistics: Mapping[str, InputStatistics],
-    ) -> dict[Treatment, float]:
+    ) -> tuple[torch.Tensor, dict[Treatment, float]]:
+        """The divergence of each token by the candidate that loses most, and the others' as parts of it.
+
+        The first is of the whole model. The parts are those of the relative squared error of the decoder layer's
+        output: a divergence is quadratic in small errors, and rounding errors of one group differ in size, not in kind.
+        To run the rest of the model for each of them would take as many times longer, and on as few tokens as that
+        leaves time for be less exact.
+        """
         errors: dict[Treatment, float] = {}
         worst: Mapping[str, torch.nn.Module] = {}
         for treatment in treatments:
@@ -91,12 +109,10 @@ class Measuring:
             if not worst or error > max(errors.values()):
                 worst = layers
             errors[treatment] = error
-        largest = max(errors.values(), default=0.0)
-        if not largest:
-            return errors
         with replaced(self._model, worst):
-            loss = self._layerwise.divergence(index, states)
-        return {treatment: loss * error / largest for treatment, error in errors.items()}
+            divergences = self._layerwise.divergences(index, states)
+        largest = max(errors.values(), default=0.0) or 1.0
+        return divergences, {treatment: error / largest for treatment, error in errors.items()}
 
     def perplexity_ratio(self, treatments: Mapping[str, Treatment]) -> float:
         """Perplexity of the model with all these layers rounded as a multiple of the source's, on the measured samples.

@@ -9,12 +9,12 @@ import json
 from functools import cache
 
 import torch
-from bitmill_engine_kit.plan import AS_IT_IS, Plan
 from compressed_tensors.compressors import compress_module
 from compressed_tensors.quantization import initialize_module_for_quantization
 from safetensors.torch import _TYPES
 from transformers import PreTrainedModel
 
+from bitmill_engine_kit.plan import AS_IT_IS, Plan
 from bitmill_engine_kit.protocol import Recipe, Treatment
 from bitmill_engine_llmcompressor.recipes import TARGET, quantization_scheme
 
