@@ -30,6 +30,7 @@ STACKED = "Qwen3MoeForCausalLM-stacked"
 ODD = "LlamaForCausalLM-odd"
 LINKED = "LlamaForCausalLM-linked"
 AMBIGUOUS = "ambiguous"
+UNFIT = "unfit"
 # Calibrated ones; the rest are rounded to nearest, which reads no data.
 GPTQ = ("LlamaForCausalLM", LINKED, "Qwen2ForCausalLM", *MIXTURES, STACKED)
 # vLLM's kernels for quantized experts need AMX on a CPU; the rest of a mixture it serves anywhere.
@@ -69,10 +70,25 @@ def sources(engine_python: Path, tiny_families: Path, tmp_path_factory: pytest.T
                 shutil.copyfile(tiny_families / name / companion, source / companion)
         found[source.name] = source
         arguments += [tiny_families / name, type_name, file]
+    found[UNFIT] = root / UNFIT
+    found[UNFIT].mkdir()
+    arguments += [
+        with_another_config(tiny_families / "LlamaForCausalLM", root / "llama"),
+        "F16",
+        found[UNFIT] / "x.gguf",
+    ]
     run_script(engine_python, "make_tiny_gguf.py", *arguments)
     found[AMBIGUOUS] = root
     found[LINKED] = link_as_the_hub_does(tiny_families / "LlamaForCausalLM", root / "models--org--llama")
     return found
+
+
+def with_another_config(checkpoint: Path, directory: Path) -> Path:
+    """Copies a checkpoint, and makes its config.json ask for wider layers than there are."""
+    shutil.copytree(checkpoint, directory)
+    config = json.loads((directory / "config.json").read_bytes())
+    (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 256}))
+    return directory
 
 
 def link_as_the_hub_does(checkpoint: Path, repository: Path) -> Path:
@@ -251,6 +267,13 @@ def test_experts_that_no_token_reached_are_listed(made: tuple[Path, Answers]) ->
     uncalibrated = {name: made[1][name]["calibration"]["uncalibrated_modules"] for name in MIXTURES}
     assert uncalibrated["MixtralForCausalLM"] == ["model.layers.0.mlp.experts.4"]
     assert not uncalibrated["Qwen2MoeForCausalLM"]
+
+
+def test_a_gguf_file_whose_tensors_do_not_fit_its_metadata_is_refused(made: tuple[Path, Answers]) -> None:
+    """transformers would take it without a word."""
+    answer = made[1][UNFIT]
+    assert answer["reason"] == "CHECKPOINT_INVALID"
+    assert ".mlp." in answer["metadata"]["tensor"]
 
 
 def test_several_gguf_files_need_a_choice(made: tuple[Path, Answers]) -> None:

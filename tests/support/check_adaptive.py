@@ -67,17 +67,20 @@ TINY: dict[str, Any] = {
 }
 CONFIGS = tempfile.TemporaryDirectory()
 LLAMA, QWEN = LlamaConfig(**TINY), Qwen2Config(**TINY)  # the second has biases
+ONE = LlamaConfig(**TINY | {"num_hidden_layers": 1})
+TWO = LlamaConfig(**TINY | {"num_hidden_layers": 2})
 GEMMA = Gemma2Config(**TINY | {"head_dim": 16, "sliding_window": 8})  # soft caps, two kinds of masks
 MIXTRAL = MixtralConfig(**TINY | {"num_local_experts": 4})
 UNQUANTIZED = Treatment("UNQUANTIZED", "NONE", 0, True)
 W4_CHANNEL, W4_64, W4_32 = (Treatment("W4A16", "GPTQ", size, True) for size in (-1, 64, 32))
 W4_128, W8 = Treatment("W4A16", "GPTQ", 128, True), Treatment("W8A16", "GPTQ", -1, True)
 CANDIDATES = (W4_CHANNEL, W4_128, W4_32, W8, UNQUANTIZED)
-ROUNDED_TO_NEAREST = [
+# One for each group of layers of three decoder layers.
+TWELVE = [
     *(Treatment("W4A16", "RTN", size, symmetric) for size in (-1, 32, 64) for symmetric in (True, False)),
-    *(Treatment("W8A16", "RTN", size, True) for size in (-1, 32)),
-    *(Treatment(scheme, "RTN", 0, True) for scheme in ("W8A8_INT8", "FP8_DYNAMIC", "FP8_STATIC")),
-    *(Treatment(scheme, "RTN", 0, True) for scheme in ("NVFP4A16", "MXFP4A16")),
+    Treatment("W8A16", "RTN", 32, True),
+    *(Treatment(scheme, "RTN", 0, True) for scheme in ("NVFP4A16", "W8A8_INT8", "FP8_DYNAMIC", "FP8_STATIC")),
+    Treatment("MXFP4A16", "RTN", 0, True),
 ]
 
 
@@ -116,16 +119,17 @@ def check_the_divergence_is_that_of_the_whole_model() -> None:
 def check_layers_are_rounded_and_stored_as_foretold() -> None:
     """The rounded copy of a layer has the weights that the artifact's is decompressed to, whatever the scheme, and the
     weight files have the bytes that were said, and at most a few less for each tensor."""
+    model, source = _model(LLAMA, torch.bfloat16), _model(LLAMA, torch.bfloat16)
+    treatments = dict(zip(fused_groups(recipes.linear_layers(model)), TWELVE, strict=True))
+    rules = tuple(ModuleRule(name, treatment) for names, treatment in treatments.items() for name in names)
+    _compress_and_check_size(model, _recipe(UNQUANTIZED, rules=rules))
     rounding = Rounding("STATIC", 0.01, torch.bfloat16)
-    for treatment in ROUNDED_TO_NEAREST:
-        model, source = _model(LLAMA, torch.bfloat16), _model(LLAMA, torch.bfloat16)
-        _compress_and_check_size(model, _recipe(treatment))
-        for names in fused_groups(recipes.linear_layers(model)):
-            ours = rounding({name: source.get_submodule(name).float() for name in names}, treatment, {})
-            for name in names:
-                theirs = model.get_submodule(name)
-                decompress_module(theirs)
-                assert torch.equal(ours[name].weight, theirs.weight.float()), (treatment, name)
+    for names, treatment in treatments.items():
+        ours = rounding({name: source.get_submodule(name).float() for name in names}, treatment, {})
+        for name in names:
+            theirs = model.get_submodule(name)
+            decompress_module(theirs)
+            assert torch.equal(ours[name].weight, theirs.weight.float()), (treatment, name)
 
 
 def check_sizes_of_other_models_are_foretold() -> None:
@@ -133,7 +137,7 @@ def check_sizes_of_other_models_are_foretold() -> None:
     tied = LlamaConfig(**TINY | {"tie_word_embeddings": True})
     rules = (ModuleRule("re:.*mlp", Treatment("W8A8_INT8", "RTN", 0, True)),)
     nearest = _recipe(Treatment("W4A16", "RTN", 32, True))
-    for config in (GEMMA, Phi3Config(**TINY), tied, MIXTRAL):
+    for config in (GEMMA, Phi3Config(**TINY | {"num_hidden_layers": 1}), tied, MIXTRAL):
         _compress_and_check_size(_model(config, torch.bfloat16), nearest)
     changed = dataclasses.replace(nearest, ignore=("re:.*1.mlp.*",), rules=rules, kv_cache="FP8")
     _compress_and_check_size(_model(QWEN, torch.bfloat16), changed)
@@ -141,7 +145,7 @@ def check_sizes_of_other_models_are_foretold() -> None:
 
 def check_gptq_rounds_as_for_the_artifact() -> None:
     """In the first decoder layer, whose attention reads the same in both, all but ties fall alike."""
-    for treatment in (W4_32, W4_CHANNEL, W8, Treatment("W8A8_INT8", "GPTQ", 0, True)):
+    for treatment in (W4_32, Treatment("W8A8_INT8", "GPTQ", 0, True)):
         model, source = _model(LLAMA), _model(LLAMA)
         recipe = _recipe(treatment)
         _compress(model, recipe, plan_layers(recipes.shapes(model), recipe))
@@ -180,10 +184,10 @@ def check_experts_that_no_token_reached_are_rounded_to_nearest() -> None:
 
 def check_the_least_loss_within_a_size_is_chosen() -> None:
     """The artifact keeps the budget and uses it; layers that run as one matrix get one treatment; losses fall."""
-    least, most = _size_of(LLAMA, W4_CHANNEL), _size_of(LLAMA, UNQUANTIZED)
+    least, most = _size_of(TWO, W4_CHANNEL), _size_of(TWO, UNQUANTIZED)
     losses = []
     for budget in ((4 * least + most) // 5, (least + most) // 2):
-        model = _model(LLAMA, torch.bfloat16)
+        model = _model(TWO, torch.bfloat16)
         plan, rows = _resolve(model, max_size_bytes=budget)
         for names in fused_groups(plan):
             assert len({plan[name].treatment for name in names}) == 1
@@ -204,7 +208,7 @@ def check_the_least_loss_within_a_size_is_chosen() -> None:
 
 def check_a_candidate_is_offered_only_to_layers_that_it_fits() -> None:
     """128 divides the 128 channels that down_proj reads, and not the 64 of the others."""
-    _, rows = _resolve(_model(LLAMA, torch.bfloat16), max_size_bytes=1 << 30, candidates=(W4_128, W4_32, W8))
+    _, rows = _resolve(_model(ONE, torch.bfloat16), max_size_bytes=1 << 30, candidates=(W4_128, W4_32, W8))
     for modules, group in itertools.groupby(rows, key=lambda row: row["modules"]):
         offered = [(row["scheme"], row["group_size"]) for row in group]
         wide = modules[0].endswith("down_proj")
@@ -213,7 +217,7 @@ def check_a_candidate_is_offered_only_to_layers_that_it_fits() -> None:
 
 def check_losses_are_those_of_the_model() -> None:
     """Of the candidate that loses most it is measured; what is told of the others is near what they lose."""
-    model = _model(LLAMA, torch.bfloat16)
+    model = _model(TWO, torch.bfloat16)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     request = _request(max_size_bytes=1 << 30)
     groups = dict.fromkeys(fused_groups(recipes.linear_layers(model)), CANDIDATES[:-1])
@@ -223,7 +227,7 @@ def check_losses_are_those_of_the_model() -> None:
     assert done == list(range(1, len(groups) + 1))
     assert told.keys() == groups.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    source = _model(LLAMA, torch.bfloat16).float()
+    source = _model(TWO, torch.bfloat16).float()
     ids = [list(sample) for sample in _samples().token_ids][:4]
     rounding = Rounding("STATIC", 0.01, torch.bfloat16)
     for names, losses in told.items():
@@ -241,46 +245,47 @@ def check_losses_are_those_of_the_model() -> None:
 def check_a_perplexity_budget_is_kept_as_measured() -> None:
     """The smaller the ratio, the larger the artifact; a ratio that no candidate keeps is refused."""
     sizes = []
-    for ratio in (1.5, 1.02, 1.002):
-        model = _model(LLAMA, torch.bfloat16)
+    for ratio in (1.5, 1.01):
+        model = _model(ONE, torch.bfloat16)
         plan, rows = _resolve(model, max_perplexity_ratio=ratio)
         with Measuring(model, _request(max_size_bytes=1), _samples(), 4) as measuring:
             measured = measuring.perplexity_ratio({name: layer.treatment for name, layer in plan.items()})
         assert measured <= ratio
         sizes.append(sum(row["size_bytes"] for row in rows if row["chosen"]))
     assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[2]
-    error = _refusal(_model(LLAMA, torch.bfloat16), max_perplexity_ratio=0.9, candidates=(W4_CHANNEL, W8))
+    assert sizes[0] < sizes[1]
+    error = _refusal(_model(ONE, torch.bfloat16), max_perplexity_ratio=0.9, candidates=(W4_CHANNEL, W8))
     assert error.reason == "BUDGET_TOO_SMALL"
     assert float(error.metadata["least_perplexity_ratio"]) > 0.9
 
 
 def check_a_size_that_no_choice_keeps_is_refused() -> None:
     """Before anything is measured; the error names the least size, which is granted."""
-    error = _refusal(_model(LLAMA, torch.bfloat16), max_size_bytes=1000)
+    error = _refusal(_model(ONE, torch.bfloat16), max_size_bytes=1000)
     assert error.reason == "BUDGET_TOO_SMALL"
     least = int(error.metadata["least_size_bytes"])
     assert str(least) in error.message
-    plan, _ = _resolve(_model(LLAMA, torch.bfloat16), max_size_bytes=least)
+    plan, _ = _resolve(_model(ONE, torch.bfloat16), max_size_bytes=least)
     assert {layer.treatment for layer in plan.values()} == {W4_CHANNEL}
-    assert _refusal(_model(LLAMA, torch.bfloat16), max_size_bytes=least - 1).reason == "BUDGET_TOO_SMALL"
+    assert _refusal(_model(ONE, torch.bfloat16), max_size_bytes=least - 1).reason == "BUDGET_TOO_SMALL"
 
 
 def check_a_budget_that_leaves_all_as_it_is_is_refused() -> None:
     """There would be no quantized artifact."""
-    assert _refusal(_model(LLAMA, torch.bfloat16), max_size_bytes=1 << 30).reason == "NOTHING_QUANTIZED"
+    assert _refusal(_model(ONE, torch.bfloat16), max_size_bytes=1 << 30).reason == "NOTHING_QUANTIZED"
 
 
 def check_rules_and_ignore_go_before_the_search() -> None:
     """Layers that they name are neither measured nor changed, and their bytes count."""
-    model = _model(LLAMA, torch.bfloat16)
+    model = _model(TWO, torch.bfloat16)
     rules = (ModuleRule("re:.*down_proj", Treatment("W8A8_INT8", "RTN", 0, True)),)
-    plan, rows = _resolve(model, max_size_bytes=_size_of(LLAMA, W8), rules=rules, ignore=("re:.*layers.0",))
+    budget = _size_of(TWO, UNQUANTIZED) * 3 // 4
+    plan, rows = _resolve(model, max_size_bytes=budget, rules=rules, ignore=("re:.*layers.0",))
     assert all(layer.treatment == AS_IT_IS for name, layer in plan.items() if "layers.0" in name)
     assert plan["model.layers.1.mlp.down_proj"].treatment == rules[0].treatment
     assert not [name for row in rows for name in row["modules"] if "layers.0" in name or "down_proj" in name]
     _compress(model, _recipe(UNQUANTIZED), plan)
-    assert _saved_bytes(model) <= _size_of(LLAMA, W8)
+    assert _saved_bytes(model) <= budget
 
 
 def _model(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -431,9 +436,12 @@ def _checks() -> Iterator[Callable[[], None]]:
 
 
 def main() -> None:
-    for check in list(_checks()):
+    import sys, time
+
+    for check in [c for c in _checks() if not sys.argv[1:] or any(a in c.__name__ for a in sys.argv[1:])]:
+        t = time.process_time()
         check()
-        print(check.__name__, flush=True)
+        print(check.__name__, round(time.process_time() - t, 1), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 import pytest
-from bitmill_engine_kit.plan import AS_IT_IS, LayerPlan, fused_groups, is_fit, plan_layers
 
+from bitmill_engine_kit.plan import AS_IT_IS, LayerPlan, fused_groups, is_fit, plan_layers
 from bitmill_engine_kit.protocol import EngineError, ModuleRule, Recipe, Treatment
 from bitmill_engine_llmcompressor.rows import Outcome, module_rows
 

@@ -11,6 +11,8 @@ from bitmill_engine_kit.runner import Operation, run
 def _prepare_library() -> None:
     # Read when it is imported. Half of the host's cores otherwise, and one worker cannot hold its own pools.
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, usable_cores())))
+    # It draws several bars for each batch, on what is a log here; on such a terminal it draws none.
+    os.environ["TERM"] = "dumb"
 
 
 def _quantize() -> Operation:

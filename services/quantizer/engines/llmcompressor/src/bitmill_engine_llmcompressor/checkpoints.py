@@ -45,7 +45,8 @@ def load_model(source: Path, **options: Any) -> PreTrainedModel:
 
     A GGUF file's tensors are dequantized: to float16 when it holds that, otherwise to bfloat16.
     Raises EngineError CHECKPOINT_INCOMPLETE when weights are missing: transformers would invent random ones;
-    CHECKPOINT_AMBIGUOUS for a directory with nothing but several GGUF files.
+    CHECKPOINT_AMBIGUOUS for a directory with nothing but several GGUF files; CHECKPOINT_INVALID for a GGUF file whose
+    tensors do not fit its metadata.
     """
     local = {"trust_remote_code": False, "local_files_only": True}
     file = gguf.file_of(source)

@@ -58,7 +58,17 @@ def config(file: Path) -> PreTrainedConfig:
 
 
 def forget(model: PreTrainedModel) -> PreTrainedModel:
-    """Make a model that was loaded from a GGUF file one like any other, to be quantized and saved."""
+    """Make a model that was loaded from a GGUF file one like any other, to be quantized and saved.
+
+    Raises EngineError CHECKPOINT_INVALID for a tensor of another shape than the config asks for, which transformers
+    takes from such a file without a word.
+    """
+    with torch.device("meta"):
+        asked = type(model)(model.config).state_dict()
+    for name, tensor in model.state_dict().items():
+        if tensor.shape != asked[name].shape:
+            shapes = f"is {tuple(tensor.shape)}, and its config asks for {tuple(asked[name].shape)}"
+            raise EngineError("CHECKPOINT_INVALID", f"{name} of the GGUF file {shapes}", tensor=name)
     model.hf_quantizer.remove_quantization_config(model)
     model.config.name_or_path = ""
     return model

@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from bitmill_engine_kit.plan import Plan
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.quantization.utils import is_module_quantized
 from llmcompressor.core import Event, State
@@ -25,6 +24,7 @@ from llmcompressor.utils.metric_logging import CompressionLogger
 from llmcompressor.utils.pytorch.module import infer_sequential_targets
 from pydantic import PrivateAttr
 
+from bitmill_engine_kit.plan import Plan
 from bitmill_engine_kit.protocol import EngineError
 from bitmill_engine_llmcompressor import calibration_cuda, damping
 from bitmill_engine_llmcompressor.rows import Outcome

@@ -9,13 +9,13 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from bitmill_engine_kit.plan import AS_IT_IS, Plan, plan_layers
 from llmcompressor import oneshot
 from llmcompressor.modifiers import Modifier
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from bitmill_engine_kit.calibration import Samples, build_samples
+from bitmill_engine_kit.plan import AS_IT_IS, Plan, plan_layers
 from bitmill_engine_kit.process import peak_memory_bytes
 from bitmill_engine_kit.protocol import EngineError, EventWriter, QuantizeRequest, Recipe
 from bitmill_engine_llmcompressor import adaptive, calibration_cuda, gguf, gptq_cpu, moe, recipes, smoothing

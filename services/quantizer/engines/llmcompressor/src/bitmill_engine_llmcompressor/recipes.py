@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 import torch
-from bitmill_engine_kit.plan import AS_IT_IS, Plan
 from compressed_tensors.quantization import (
     ActivationOrdering,
     QuantizationArgs,
@@ -17,6 +16,7 @@ from compressed_tensors.quantization import (
 )
 from transformers import PreTrainedModel
 
+from bitmill_engine_kit.plan import AS_IT_IS, Plan
 from bitmill_engine_kit.protocol import ADAPTIVE, PER_CHANNEL, UNQUANTIZED, EngineError, Recipe, Treatment
 from bitmill_engine_llmcompressor import moe
 
