@@ -279,7 +279,7 @@ def check_rules_and_ignore_go_before_the_search() -> None:
     """Layers that they name are neither measured nor changed, and their bytes count."""
     model = _model(TWO, torch.bfloat16)
     rules = (ModuleRule("re:.*down_proj", Treatment("W8A8_INT8", "RTN", 0, True)),)
-    budget = _size_of(TWO, UNQUANTIZED) * 3 // 4
+    budget = _size_of(TWO, UNQUANTIZED) * 9 // 10
     plan, rows = _resolve(model, max_size_bytes=budget, rules=rules, ignore=("re:.*layers.0",))
     assert all(layer.treatment == AS_IT_IS for name, layer in plan.items() if "layers.0" in name)
     assert plan["model.layers.1.mlp.down_proj"].treatment == rules[0].treatment

@@ -9,21 +9,63 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
 
 from bitmill_common.errors import BitmillError, FailedPreconditionError, InternalError
+from bitmill_common.measurements import CalibrationUse, Evaluation, LayerLoss, ModuleResult, Sensitivity
 from bitmill_common.recipes import Calibration, Recipe, Scheme
+from bitmill_engine_kit.protocol import QuantizeRequest, parse_request
+from bitmill_quantizer import engine_messages
+from bitmill_quantizer.drafts import RecipeDraft
 from bitmill_quantizer.engine_process import EngineProcess
 from bitmill_quantizer.jobs import JobCancelledError, Progress
-from bitmill_quantizer.ports import QuantizeOutcome
+from bitmill_quantizer.ports import EvaluateOutcome, QuantizeOutcome
+from bitmill_quantizer.recipe_rules import complete_recipe
 from support import processes
+from support.recipes import recipes
 
 RESULT = {
     "event": "result",
     "versions": {"torch": "2.13.0"},
-    "calibration_digest": "sha256:1",
+    "format": "compressed-tensors",
+    "calibration": {
+        "digest": "sha256:1",
+        "num_samples": 4,
+        "num_tokens": 128,
+        "num_documents": 2,
+        "uncalibrated_modules": ["model.layers.0.mlp.experts.3.down_proj"],
+    },
     "num_quantized_modules": 14,
+    "modules": [
+        {"name": "a", "scheme": "W4A16", "group_size": 64, "loss": 0.5, "dampening_frac": 0.1, "remark": "damped"},
+        {"name": "b", "scheme": "UNQUANTIZED", "group_size": 0, "loss": None, "dampening_frac": None, "remark": ""},
+    ],
+    "sensitivities": [
+        {
+            "modules": ["a"],
+            "scheme": "W8A16",
+            "group_size": -1,
+            "kl_divergence": 0.25,
+            "size_bytes": 7,
+            "chosen": True,
+        }
+    ],
     "peak_memory_bytes": 5,
+    "peak_device_memory_bytes": 6,
 }
+OUTCOME = QuantizeOutcome(
+    versions={"torch": "2.13.0"},
+    num_quantized_modules=14,
+    format="compressed-tensors",
+    calibration_use=CalibrationUse("sha256:1", 4, 128, 2, ("model.layers.0.mlp.experts.3.down_proj",)),
+    modules=(
+        ModuleResult("a", Scheme.W4A16, 64, 0.5, 0.1, "damped"),
+        ModuleResult("b", Scheme.UNQUANTIZED),
+    ),
+    sensitivities=(Sensitivity(("a",), Scheme.W8A16, -1, 0.25, 7, True),),
+    peak_memory_bytes=5,
+    peak_device_memory_bytes=6,
+)
 EMIT = "def emit(**event): print(json.dumps(event), flush=True)"
 
 
@@ -90,25 +132,73 @@ def test_an_engine_gets_the_whole_request_and_its_progress_and_result_come_back(
         control,
     )
     assert control.reports == [Progress(1, 2, "layers", 0.5), Progress(2, 2, "layers")]
-    assert outcome == QuantizeOutcome({"torch": "2.13.0"}, "sha256:1", 14, 5)
+    assert outcome == OUTCOME
     arguments, request = json.loads((tmp_path / "seen.json").read_text())
     assert arguments[1:3] == ["-m", "engine_module"]
     assert request == {
-        "protocol_version": 1,
+        "protocol_version": 2,
         "parent_pid": os.getpid(),
         "operation": "quantize",
         "source_dir": str(tmp_path / "source"),
         "output_dir": str(tmp_path / "model"),
         "recipe": {
             "scheme": "W4A16",
+            "algorithm": "GPTQ",
             "group_size": 64,
             "symmetric": True,
+            "activation_order": "STATIC",
             "ignore": ["lm_head", "re:x"],
+            "rules": [],
+            "kv_cache": None,
+            "smoothing_strength": 0.0,
             "dampening_frac": 0.01,
             "seed": 0,
+            "adaptive": None,
         },
-        "calibration": {"path": str(tmp_path / "text.jsonl"), "num_samples": 4, "max_sequence_length": 32},
+        "calibration": {
+            "path": str(tmp_path / "text.jsonl"),
+            "packing": "CONCATENATE",
+            "num_samples": 4,
+            "max_sequence_length": 32,
+        },
     }
+
+
+def test_a_recipe_that_needs_no_data_has_used_none(tmp_path: Path) -> None:
+    outcome = quantize(engine(tmp_path, "emit(**RESULT | {'calibration': None})"), tmp_path)
+    assert outcome.calibration_use is None
+
+
+@given(recipes)
+def test_every_recipe_of_the_server_is_one_to_the_engine(draft: RecipeDraft) -> None:
+    """The words of the one are those that the other reads."""
+    recipe, _ = complete_recipe(draft, 64)
+    if recipe is None:
+        return
+    request = {
+        "protocol_version": 2,
+        "operation": "quantize",
+        "source_dir": "/source",
+        "output_dir": "/model",
+        "recipe": engine_messages.recipe_json(recipe),
+        "calibration": engine_messages.calibration_json(Calibration(), None),
+    }
+    parsed = parse_request(json.dumps(request).encode()).request
+    assert isinstance(parsed, QuantizeRequest)
+    assert parsed.recipe.treatment.scheme == recipe.scheme.value
+    assert [rule.pattern for rule in parsed.recipe.rules] == [rule.pattern for rule in recipe.rules]
+    assert (parsed.recipe.adaptive is None) == (recipe.adaptive is None)
+
+
+def test_an_evaluation_comes_back_whole(tmp_path: Path) -> None:
+    lines = [
+        "emit(event='result', source_perplexity=10.0, artifact_perplexity=10.5, mean_kl_divergence=0.02,"
+        " p99_kl_divergence=0.2, top1_agreement=0.9, layer_losses=[{'layer': 'a', 'relative_error': 0.1}],"
+        " num_tokens=64, peak_memory_bytes=3, peak_device_memory_bytes=4)"
+    ]
+    outcome = engine(tmp_path, *lines).evaluate(tmp_path / "source", tmp_path / "model", 64, 32, Control())
+    evaluation = Evaluation(10.0, 10.5, 0.02, 64, 0.2, 0.9, (LayerLoss("a", 0.1),))
+    assert outcome == EvaluateOutcome(evaluation, 3, 4)
 
 
 def test_an_engine_sees_no_secrets_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +219,7 @@ def test_an_engine_sees_no_secrets_of_the_server(tmp_path: Path, monkeypatch: py
         (["emit(**RESULT)", "sys.exit(9)"], InternalError, "ENGINE_CRASHED", "status 9"),
         (["os.abort()"], InternalError, "ENGINE_CRASHED", "SIGABRT"),
         (['sys.stdout.write(\'{"event": "res\'); sys.stdout.flush()'], InternalError, "ENGINE_CRASHED", "no result"),
-        (["print('x' * (2 << 20), end='', flush=True); signal.pause()"], InternalError, "ENGINE_PROTOCOL", "1048576"),
+        (["print('x' * (9 << 20), end='', flush=True); signal.pause()"], InternalError, "ENGINE_PROTOCOL", "8388608"),
         (["print('[1]', flush=True); signal.pause()"], InternalError, "ENGINE_PROTOCOL", "no event"),
         (["del RESULT['versions']", "emit(**RESULT)"], InternalError, "ENGINE_PROTOCOL", "versions"),
         (
