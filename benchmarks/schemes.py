@@ -26,9 +26,9 @@ from bitmill import InferenceClient, errors, recipes
 from bitmill.artifact.v1.recipe_pb2 import Scheme
 from bitmill.keywords import EngineKeywords
 from bitmill_common.recipes import Calibration, Recipe
-from bitmill_quantizer import engine_messages
-from bitmill_quantizer.convert_recipe import recipe_draft
-from bitmill_quantizer.recipe_rules import complete_recipe
+from bitmill_quantizer.processes import engine_messages
+from bitmill_quantizer.recipes.recipe_rules import complete_recipe
+from bitmill_quantizer.servicers.convert_recipe import recipe_draft
 
 REPOSITORY = Path(__file__).parents[1]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bitmill_quantizer.engines import ENGINES
+from bitmill_quantizer.recipes.engines import ENGINES
 from support.llmcompressor_engine import Event, evaluate_request, quantize_request
 
 REPOSITORY = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ from bitmill_common.checkpoint import inspect_source
 from bitmill_common.object_store import ObjectStore
 from bitmill_common.recipes import Recipe, Scheme
 from bitmill_common.stores import Stores
-from bitmill_quantizer.layers import ARCHITECTURES, linear_layers, row_name
-from bitmill_quantizer.treatments import treat
+from bitmill_quantizer.plans.layers import ARCHITECTURES, linear_layers, row_name
+from bitmill_quantizer.plans.treatments import treat
 from support.llmcompressor_engine import quantize_request
 
 REPOSITORY = Path(__file__).parents[2]

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 
 Made = dict[str, tuple[Path, dict[str, Any]]]
 
+# Of the tiny checkpoint's 238 kB in 16 bits; with 4 bits in all layers it takes 143 kB.
+ADAPTIVE_BUDGET = 175_000
 UNQUANTIZED = {"scheme": "UNQUANTIZED", "algorithm": "NONE", "group_size": 0}
 # A file that is not there: whoever reads calibration data fails.
 NO_DATA = {"path": "/nowhere/calibration.txt"}
@@ -29,6 +31,10 @@ NO_DATA = {"path": "/nowhere/calibration.txt"}
 def rule(pattern: str, scheme: str, algorithm: str, group_size: int = 0) -> dict[str, Any]:
     fields = {"scheme": scheme, "algorithm": algorithm, "group_size": group_size}
     return {"pattern": pattern, "symmetric": True, **fields}
+
+
+def candidate(scheme: str, group_size: int = 0) -> dict[str, Any]:
+    return {"scheme": scheme, "algorithm": "GPTQ", "group_size": group_size, "symmetric": True}
 
 
 def fixed(scheme: str, **changes: Any) -> dict[str, Any]:
@@ -63,6 +69,21 @@ RECIPES: dict[str, dict[str, Any]] = {
             rule("re:.*down_proj$", "FP8_DYNAMIC", "RTN"),
             rule("re:.*layers.1.*(gate|up)_proj", "W4A16", "GPTQ", -1),
         ],
+    },
+    "ADAPTIVE": {
+        "scheme": "ADAPTIVE",
+        "algorithm": "NONE",
+        "group_size": 0,
+        "adaptive": {
+            "candidates": [
+                *(candidate("W4A16", size) for size in (-1, 128, 64, 32)),
+                candidate("W8A8_INT8"),
+                {"symmetric": True, **UNQUANTIZED},
+            ],
+            "max_size_bytes": ADAPTIVE_BUDGET,
+            "max_perplexity_ratio": None,
+            "num_samples": 2,
+        },
     },
 }
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -129,6 +150,7 @@ SERVED: dict[str, dict[str, str]] = {
         "layers.1.mlp.down_proj": FP8_CLASS,
         "layers.1.mlp.gate_up_proj": W4A16,
     },
+    "ADAPTIVE": {},  # what it chose
 }
 
 
@@ -211,7 +233,7 @@ def test_each_layer_has_a_row_that_says_what_it_is(made: Made, name: str) -> Non
     assert {row["name"] for row in rows if row["scheme"] != "UNQUANTIZED"} == quantized
     assert answer["num_quantized_modules"] == len(quantized)
     recipe = {"scheme": "W4A16", "algorithm": "GPTQ"} | RECIPES[name]
-    if not recipe.get("rules"):
+    if not recipe.get("rules") and recipe["scheme"] != "ADAPTIVE":
         assert {row["scheme"] for row in rows} <= {recipe["scheme"], "UNQUANTIZED"}
         assert all((row["loss"] is not None) == (recipe["algorithm"] == "GPTQ") for row in rows)
 
@@ -281,6 +303,34 @@ def test_vllm_serves_it_on_the_cpu(served: dict[str, dict[str, Any]], name: str)
     assert all(math.isfinite(logprob) for logprob in answer["logprobs"])
     differences = [abs(a - b) for a, b in zip(answer["logprobs"], served["16 bits"]["logprobs"], strict=True)]
     assert sum(differences) / len(differences) < 0.05
+
+
+def test_adaptive_keeps_its_budget_and_says_what_it_chose(made: Made) -> None:
+    """A mixture, one row for each choice and candidate, and the layers' own rows say the same."""
+    model, answer = made["ADAPTIVE"]
+    assert (model / "model.safetensors").stat().st_size <= ADAPTIVE_BUDGET
+    assert [event["unit"] for event in answer["events"]] == ["measurements"] * 9 + ["layers"] * 3
+    chosen = [row for row in answer["sensitivities"] if row["chosen"]]
+    assert len(chosen) == 8
+    assert len({row["scheme"] for row in chosen}) > 1
+    treated = {name: (row["scheme"], row["group_size"]) for row in chosen for name in row["modules"]}
+    assert treated == {row["name"]: (row["scheme"], row["group_size"]) for row in answer["modules"]}
+
+
+def test_vllm_serves_what_adaptive_chose(made: Made, served: dict[str, dict[str, Any]]) -> None:
+    kinds = {"W4A16": W4A16, "W8A8_INT8": INT8, "UNQUANTIZED": AS_IT_IS}
+    for row in (row for row in made["ADAPTIVE"][1]["sensitivities"] if row["chosen"]):
+        parent, _, leaf = row["modules"][0].rpartition(".")
+        fused = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}.get(leaf, leaf)
+        assert served["ADAPTIVE"]["schemes"][f"{parent}.{fused}"].split("/")[0] == kinds[row["scheme"]], row
+
+
+def test_adaptive_measures_what_it_says(engine_python: Path) -> None:
+    """The checks of divergences, sizes, roundings and budgets on small models; each says what it is about."""
+    script = SUPPORT / "check_adaptive.py"
+    done = subprocess.run([engine_python, script], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if line.startswith("check_")]) == 12
 
 
 def test_rounding_is_exact_and_survives_bad_numbers(engine_python: Path) -> None:

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 from bitmill.quantizer.v1.quantization_job_pb2 import JOB_STATE_FAILED, JOB_STATE_SUCCEEDED
-from bitmill_quantizer.dbos_jobs import DbosJobs
-from bitmill_quantizer.jobs import JobInterruptedError
+from bitmill_quantizer.jobs.dbos_jobs import DbosJobs
+from bitmill_quantizer.jobs.job import JobInterruptedError
 from bitmill_quantizer.ports import RunningJob, StepRunner
 from support.quantizing import DEADLINE_S, Place, serving
 

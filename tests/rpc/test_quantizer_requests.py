@@ -17,7 +17,7 @@ from bitmill.quantizer.v1 import quantization_job_pb2, quantizer_service_pb2
 from bitmill_common.artifact import ArtifactFile
 from bitmill_common.artifacts import publish_manifest
 from bitmill_common.stores import Stores
-from bitmill_quantizer.jobs import JobError, JobState
+from bitmill_quantizer.jobs.job import JobError, JobState
 from bitmill_quantizer.paging import make_token
 from support.checkpoints import write_checkpoint
 from support.fake_job_board import FakeJobBoard

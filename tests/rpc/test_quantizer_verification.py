@@ -16,7 +16,7 @@ from bitmill.quantizer.v1.quantization_job_pb2 import (
     JOB_STATE_FAILED,
     JOB_STATE_SUCCEEDED,
 )
-from bitmill_quantizer.verifier_process import VerifierProcess
+from bitmill_quantizer.processes.verifier_process import VerifierProcess
 from support import fake_quantization_engine as fake_engine
 from support.quantizing import Place, Quantizer, details, running
 

@@ -17,7 +17,7 @@ import itertools
 import json
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -431,17 +431,11 @@ def _compress_and_check_size(model: PreTrainedModel, recipe: Recipe) -> None:
     assert saved <= foretold <= saved + 64 + 16 * tensors, (type(model).__name__, recipe, foretold, saved)
 
 
-def _checks() -> Iterator[Callable[[], None]]:
-    yield from (value for name, value in globals().items() if name.startswith("check_"))
-
-
 def main() -> None:
-    import sys, time
-
-    for check in [c for c in _checks() if not sys.argv[1:] or any(a in c.__name__ for a in sys.argv[1:])]:
-        t = time.process_time()
+    checks: list[Callable[[], None]] = [value for name, value in globals().items() if name.startswith("check_")]
+    for check in checks:
         check()
-        print(check.__name__, round(time.process_time() - t, 1), flush=True)
+        print(check.__name__, flush=True)
 
 
 if __name__ == "__main__":

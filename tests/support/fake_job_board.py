@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from bitmill_quantizer.jobs import History, Job, JobEvent, JobList, JobPosition, JobState
-from bitmill_quantizer.specs import QuantizationSpec
+from bitmill_quantizer.jobs.job import History, Job, JobEvent, JobList, JobPosition, JobState
+from bitmill_quantizer.recipes.specs import QuantizationSpec
 
 
 class FakeJobBoard:

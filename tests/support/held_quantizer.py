@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bitmill_quantizer import __main__ as quantizer
-from bitmill_quantizer import pipeline
+from bitmill_quantizer.jobs import pipeline
 
 FUNCTIONS = {
     "RESOLVE": "resolve",

@@ -16,19 +16,19 @@ from google.rpc import error_details_pb2, status_pb2
 from bitmill.artifact.v1 import artifact_service_pb2_grpc, recipe_pb2
 from bitmill.quantizer.v1 import quantization_job_pb2, quantizer_service_pb2, quantizer_service_pb2_grpc
 from bitmill_common.stores import Stores
-from bitmill_quantizer import pipeline
 from bitmill_quantizer.__main__ import build_server
 from bitmill_quantizer.catalog import ArtifactCatalog
-from bitmill_quantizer.dbos_jobs import DbosJobs
-from bitmill_quantizer.durations import FinishedWork
-from bitmill_quantizer.engine_process import EngineProcess
-from bitmill_quantizer.engines import ENGINES
-from bitmill_quantizer.jobs import JobPhase
-from bitmill_quantizer.planner import Planner
+from bitmill_quantizer.jobs import pipeline
+from bitmill_quantizer.jobs.dbos_jobs import DbosJobs
+from bitmill_quantizer.jobs.job import JobPhase
+from bitmill_quantizer.jobs.workshop import Workshop
+from bitmill_quantizer.plans.durations import FinishedWork
+from bitmill_quantizer.plans.planner import Planner
 from bitmill_quantizer.ports import JobBoard
+from bitmill_quantizer.processes.engine_process import EngineProcess
+from bitmill_quantizer.processes.verifier_process import VerifierProcess
+from bitmill_quantizer.recipes.engines import ENGINES
 from bitmill_quantizer.service import QuantizationService
-from bitmill_quantizer.verifier_process import VerifierProcess
-from bitmill_quantizer.workshop import Workshop
 from support import fake_quantization_engine as fake_engine
 from support.checkpoints import write_checkpoint
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from bitmill_common.recipes import ActivationOrder, Algorithm, KvCacheScheme, Scheme
-from bitmill_quantizer.drafts import AdaptiveDraft, CandidateDraft, RecipeDraft, RuleDraft
-from bitmill_quantizer.schemes import TRAITS
+from bitmill_quantizer.recipes.drafts import AdaptiveDraft, CandidateDraft, RecipeDraft, RuleDraft
+from bitmill_quantizer.recipes.schemes import TRAITS
 
 NUM_SAMPLES = 64
 

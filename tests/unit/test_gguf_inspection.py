@@ -11,9 +11,9 @@ from bitmill_common.checkpoint import Checkpoint, inspect_source
 from bitmill_common.errors import FailedPreconditionError
 from bitmill_common.gguf import read_gguf_header
 from bitmill_common.stores import Stores
-from bitmill_quantizer.layer_sizes import weights_bytes_in_16_bits
-from bitmill_quantizer.layers import linear_layers
-from bitmill_quantizer.sources import open_source
+from bitmill_quantizer.plans.layer_sizes import weights_bytes_in_16_bits
+from bitmill_quantizer.plans.layers import linear_layers
+from bitmill_quantizer.plans.sources import open_source
 from support.checkpoints import write_checkpoint
 from support.gguf_files import LLAMA, llama_tensors, write_gguf
 

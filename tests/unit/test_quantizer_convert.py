@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitmill_common.recipes import Calibration, Packing, Scheme
-from bitmill_quantizer.convert_job import draft_of, spec_proto
-from bitmill_quantizer.convert_recipe import calibration_draft, calibration_proto, recipe_draft, recipe_proto
-from bitmill_quantizer.drafts import AdaptiveDraft, RecipeDraft, SpecDraft
-from bitmill_quantizer.recipe_rules import complete_recipe
-from bitmill_quantizer.schemes import TRAITS
-from bitmill_quantizer.specs import complete
+from bitmill_quantizer.recipes.drafts import AdaptiveDraft, RecipeDraft, SpecDraft
+from bitmill_quantizer.recipes.recipe_rules import complete_recipe
+from bitmill_quantizer.recipes.schemes import TRAITS
+from bitmill_quantizer.recipes.specs import complete
+from bitmill_quantizer.servicers.convert_job import draft_of, spec_proto
+from bitmill_quantizer.servicers.convert_recipe import calibration_draft, calibration_proto, recipe_draft, recipe_proto
 from support.recipes import NUM_SAMPLES, recipes
 
 

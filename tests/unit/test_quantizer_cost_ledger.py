@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bitmill_quantizer.cost_ledger import CostLedger
-from bitmill_quantizer.durations import FinishedWork, PhaseWork
-from bitmill_quantizer.jobs import JobPhase
+from bitmill_quantizer.jobs.cost_ledger import CostLedger
+from bitmill_quantizer.jobs.job import JobPhase
+from bitmill_quantizer.plans.durations import FinishedWork, PhaseWork
 
 GPTQ = PhaseWork(JobPhase.QUANTIZE, "GPTQ by llmcompressor on cpu", 10, 20)
 SAVE = PhaseWork(JobPhase.SAVE, "", num_bytes=30)

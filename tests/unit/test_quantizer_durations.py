@@ -17,7 +17,8 @@ from bitmill_common.recipes import (
     Scheme,
     Treatment,
 )
-from bitmill_quantizer.durations import (
+from bitmill_quantizer.jobs.job import JobPhase
+from bitmill_quantizer.plans.durations import (
     FinishedWork,
     PhaseWork,
     Rates,
@@ -26,9 +27,8 @@ from bitmill_quantizer.durations import (
     method_of,
     works_of,
 )
-from bitmill_quantizer.jobs import JobPhase
-from bitmill_quantizer.reference_rates import REFERENCES
-from bitmill_quantizer.specs import QuantizationSpec
+from bitmill_quantizer.plans.reference_rates import REFERENCES
+from bitmill_quantizer.recipes.specs import QuantizationSpec
 
 GPTQ = PhaseWork(JobPhase.QUANTIZE, "GPTQ by llmcompressor on cpu", parameters=1000, tokens=10)
 SAVE = PhaseWork(JobPhase.SAVE, "", num_bytes=500)

@@ -9,9 +9,9 @@ import pytest
 from bitmill_common.checkpoint import Checkpoint, inspect_checkpoint
 from bitmill_common.recipes import Algorithm, Calibration, Recipe, Scheme
 from bitmill_common.stores import Stores
-from bitmill_quantizer import estimates
-from bitmill_quantizer.layers import linear_layers
-from bitmill_quantizer.treatments import treat
+from bitmill_quantizer.plans import estimates
+from bitmill_quantizer.plans.layers import linear_layers
+from bitmill_quantizer.plans.treatments import treat
 from support.checkpoints import write_checkpoint
 
 # The shapes of SmolLM2-135M, of a Llama of 0.49 billion parameters, and of Llama 3 8B.

@@ -15,12 +15,12 @@ from bitmill_common.errors import BitmillError, FailedPreconditionError, Interna
 from bitmill_common.measurements import CalibrationUse, Evaluation, LayerLoss, ModuleResult, Sensitivity
 from bitmill_common.recipes import Calibration, Recipe, Scheme
 from bitmill_engine_kit.protocol import QuantizeRequest, parse_request
-from bitmill_quantizer import engine_messages
-from bitmill_quantizer.drafts import RecipeDraft
-from bitmill_quantizer.engine_process import EngineProcess
-from bitmill_quantizer.jobs import JobCancelledError, Progress
+from bitmill_quantizer.jobs.job import JobCancelledError, Progress
 from bitmill_quantizer.ports import EvaluateOutcome, QuantizeOutcome
-from bitmill_quantizer.recipe_rules import complete_recipe
+from bitmill_quantizer.processes import engine_messages
+from bitmill_quantizer.processes.engine_process import EngineProcess
+from bitmill_quantizer.recipes.drafts import RecipeDraft
+from bitmill_quantizer.recipes.recipe_rules import complete_recipe
 from support import processes
 from support.recipes import recipes
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bitmill_common.recipes import ActivationOrder, Algorithm, KvCacheScheme, ModuleRule, Recipe, Scheme, Treatment
-from bitmill_quantizer.engines import ENGINES, recipe_violations
+from bitmill_quantizer.recipes.engines import ENGINES, recipe_violations
 
 CLASSIC = ["gptqmodel", "auto_gptq"]
 W4A16 = Recipe(Scheme.W4A16, 128)

@@ -10,10 +10,10 @@ from bitmill_common.artifact import Device, DeviceSupport
 from bitmill_common.checkpoint import Checkpoint, inspect_checkpoint
 from bitmill_common.recipes import Algorithm, Calibration, KvCacheScheme, Recipe, Scheme
 from bitmill_common.stores import Stores
-from bitmill_quantizer import estimates
-from bitmill_quantizer.layers import linear_layers
-from bitmill_quantizer.schemes import default_treatment, devices_for
-from bitmill_quantizer.treatments import treat
+from bitmill_quantizer.plans import estimates
+from bitmill_quantizer.plans.layers import linear_layers
+from bitmill_quantizer.plans.treatments import treat
+from bitmill_quantizer.recipes.schemes import default_treatment, devices_for
 from support.checkpoints import write_checkpoint
 
 CALIBRATION = Calibration(num_samples=4, max_sequence_length=32)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bitmill_quantizer.jobs import JobCancelledError, JobInterruptedError, JobPhase, Progress
-from bitmill_quantizer.journal import Claim, Journal
-from bitmill_quantizer.step_control import StepControl
+from bitmill_quantizer.jobs.job import JobCancelledError, JobInterruptedError, JobPhase, Progress
+from bitmill_quantizer.jobs.journal import Claim, Journal
+from bitmill_quantizer.jobs.step_control import StepControl
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from bitmill_common.checkpoint import Checkpoint
 from bitmill_common.safetensors import TensorInfo
-from bitmill_quantizer.layers import (
+from bitmill_quantizer.plans.layers import (
     fused_matrix,
     has_experts,
     linear_layers,

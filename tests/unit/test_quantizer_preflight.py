@@ -10,11 +10,11 @@ from bitmill_common.checkpoint import Checkpoint, inspect_checkpoint
 from bitmill_common.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from bitmill_common.recipes import AdaptiveSearch, Algorithm, Calibration, Recipe, Scheme, Treatment
 from bitmill_common.stores import Stores
-from bitmill_quantizer import preflight, problems
-from bitmill_quantizer.estimates import least_adaptive_bytes
-from bitmill_quantizer.layers import linear_layers
-from bitmill_quantizer.problems import Problem
-from bitmill_quantizer.treatments import treat
+from bitmill_quantizer.plans import preflight, problems
+from bitmill_quantizer.plans.estimates import least_adaptive_bytes
+from bitmill_quantizer.plans.layers import linear_layers
+from bitmill_quantizer.plans.problems import Problem
+from bitmill_quantizer.plans.treatments import treat
 from support.checkpoints import write_checkpoint
 
 

@@ -20,7 +20,7 @@ from bitmill_common.recipes import (
     Scheme,
     Treatment,
 )
-from bitmill_quantizer.drafts import (
+from bitmill_quantizer.recipes.drafts import (
     AdaptiveDraft,
     CalibrationDraft,
     CandidateDraft,
@@ -28,8 +28,8 @@ from bitmill_quantizer.drafts import (
     RuleDraft,
     SpecDraft,
 )
-from bitmill_quantizer.schemes import TRAITS
-from bitmill_quantizer.specs import QuantizationSpec, complete
+from bitmill_quantizer.recipes.schemes import TRAITS
+from bitmill_quantizer.recipes.specs import QuantizationSpec, complete
 
 W4A16 = RecipeDraft(Scheme.W4A16)
 DRAFT = SpecDraft("file:///models/tiny", "tiny", W4A16)

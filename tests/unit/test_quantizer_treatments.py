@@ -13,9 +13,9 @@ from bitmill_common.recipes import AdaptiveSearch, Algorithm, ModuleRule, Recipe
 from bitmill_engine_kit import plan as engine_plan
 from bitmill_engine_kit import protocol
 from bitmill_engine_kit.protocol import EngineError
-from bitmill_quantizer.layer_sizes import kind_bytes, treated_bytes
-from bitmill_quantizer.schemes import TRAITS, default_treatment
-from bitmill_quantizer.treatments import AS_IT_IS, LayerTreatments, group_kinds, treat
+from bitmill_quantizer.plans.layer_sizes import kind_bytes, treated_bytes
+from bitmill_quantizer.plans.treatments import AS_IT_IS, LayerTreatments, group_kinds, treat
+from bitmill_quantizer.recipes.schemes import TRAITS, default_treatment
 
 W4A16 = Recipe(Scheme.W4A16, 32)
 W8A16 = Treatment(Scheme.W8A16, Algorithm.GPTQ, -1)

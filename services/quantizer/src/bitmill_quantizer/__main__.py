@@ -16,19 +16,19 @@ from bitmill_common.logs import configure_logging
 from bitmill_common.server import Binding, GrpcServer, serve_until_signal
 from bitmill_common.settings import exit_for_settings, read_settings
 from bitmill_common.stores import Stores
-from bitmill_quantizer import pipeline
-from bitmill_quantizer.artifact_servicer import ArtifactServicer
 from bitmill_quantizer.catalog import ArtifactCatalog
-from bitmill_quantizer.cost_ledger import CostLedger
-from bitmill_quantizer.dbos_jobs import DbosJobs
-from bitmill_quantizer.engine_process import EngineProcess
 from bitmill_quantizer.host import LinuxHost
-from bitmill_quantizer.planner import Planner
+from bitmill_quantizer.jobs import pipeline
+from bitmill_quantizer.jobs.cost_ledger import CostLedger
+from bitmill_quantizer.jobs.dbos_jobs import DbosJobs
+from bitmill_quantizer.jobs.workshop import Workshop
+from bitmill_quantizer.plans.planner import Planner
+from bitmill_quantizer.processes.engine_process import EngineProcess
+from bitmill_quantizer.processes.verifier_process import VerifierProcess
 from bitmill_quantizer.service import QuantizationService
-from bitmill_quantizer.servicer import QuantizerServicer
+from bitmill_quantizer.servicers.artifact_servicer import ArtifactServicer
+from bitmill_quantizer.servicers.quantizer_servicer import QuantizerServicer
 from bitmill_quantizer.settings import Settings
-from bitmill_quantizer.verifier_process import VerifierProcess
-from bitmill_quantizer.workshop import Workshop
 
 # Watchers and calls wait in threads for the database and the stores; each is short except for verifications.
 _CALL_THREADS = 32

@@ -13,7 +13,8 @@ from bitmill_common.artifact import Manifest
 from bitmill_common.artifacts import FileFault
 from bitmill_common.errors import CancelledError, FieldViolation, InvalidArgumentError
 from bitmill_common.stores import Stores
-from bitmill_quantizer import paging, specs
+from bitmill_quantizer import paging
+from bitmill_quantizer.recipes import specs
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Generic, Protocol, TypeVar
 from bitmill_common.artifact import COMPRESSED_TENSORS, DeviceSupport
 from bitmill_common.measurements import CalibrationUse, Evaluation, ModuleResult, Sensitivity, Verification
 from bitmill_common.recipes import Calibration, Recipe
-from bitmill_quantizer.durations import FinishedWork
-from bitmill_quantizer.jobs import History, Job, JobList, JobPhase, JobPosition, JobState, Progress
-from bitmill_quantizer.specs import QuantizationSpec
+from bitmill_quantizer.jobs.job import History, Job, JobList, JobPhase, JobPosition, JobState, Progress
+from bitmill_quantizer.plans.durations import FinishedWork
+from bitmill_quantizer.recipes.specs import QuantizationSpec
 
 T = TypeVar("T")
 

@@ -18,12 +18,14 @@ from bitmill_common.errors import (
     NotFoundError,
     UnavailableError,
 )
-from bitmill_quantizer import paging, problems, specs
-from bitmill_quantizer.drafts import SpecDraft
-from bitmill_quantizer.jobs import Job, JobEvent, JobPosition, JobState
-from bitmill_quantizer.planner import Plan, Planner
+from bitmill_quantizer import paging
+from bitmill_quantizer.jobs.job import Job, JobEvent, JobPosition, JobState
+from bitmill_quantizer.plans import problems
+from bitmill_quantizer.plans.planner import Plan, Planner
 from bitmill_quantizer.ports import JobBoard
-from bitmill_quantizer.specs import QuantizationSpec
+from bitmill_quantizer.recipes import specs
+from bitmill_quantizer.recipes.drafts import SpecDraft
+from bitmill_quantizer.recipes.specs import QuantizationSpec
 
 MAX_REQUEST_ID_CHARACTERS = 128
 WATCH_POLL_S = 0.3

@@ -1,0 +1,1 @@
+"""Jobs: their phases, their durable queue, their history."""

@@ -1,0 +1,1 @@
+"""The dry run: what a job would do, take and run into, from headers alone."""

@@ -1,0 +1,1 @@
+"""Engines and the verifier as child processes."""
