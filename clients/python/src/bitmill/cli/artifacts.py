@@ -12,7 +12,7 @@ import typer
 from bitmill.artifact.v1.artifact_pb2 import Artifact
 from bitmill.artifact.v1.artifact_service_pb2 import FileFaultKind
 from bitmill.cli import output
-from bitmill.cli.quantize import artifact_facts, recipe_text
+from bitmill.cli.artifact_facts import artifact_facts, recipe_text
 from bitmill.cli.report import render
 from bitmill.cli.session import FAILED, session_of
 from bitmill.requests import to_uri

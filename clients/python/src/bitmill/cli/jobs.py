@@ -10,8 +10,8 @@ import typer
 
 from bitmill.artifact.v1.artifact_pb2 import Artifact
 from bitmill.cli import output
+from bitmill.cli.artifact_facts import recipe_text, show_result
 from bitmill.cli.following import counted, follow, view_for
-from bitmill.cli.quantize import recipe_text, show_result
 from bitmill.cli.session import session_of
 from bitmill.quantizer.v1.quantization_job_pb2 import JobPhase, JobState, QuantizationJob
 from bitmill.watching import succeeded

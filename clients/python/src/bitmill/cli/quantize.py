@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import enum
-import json
 from typing import Annotated, Any
 
 import typer
-from google.protobuf import json_format
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
-from bitmill.artifact.v1.artifact_pb2 import Artifact, Device, DeviceSupport
 from bitmill.artifact.v1.recipe_pb2 import ActivationOrder, Algorithm, KvCacheScheme, Packing, Scheme
 from bitmill.cli import engine_options, output
 from bitmill.cli import recipes as recipe_texts
+from bitmill.cli.artifact_facts import show_plan, show_result
 from bitmill.cli.following import follow, view_for
 from bitmill.cli.session import FAILED, session_of
-from bitmill.quantizer.v1.quantization_job_pb2 import QuantizationJob
-from bitmill.quantizer.v1.quantizer_service_pb2 import PlanQuantizationResponse
 from bitmill.requests import to_uri
 from bitmill.watching import succeeded
 
@@ -149,7 +145,7 @@ def quantize(
     with session.quantizer() as client:
         if plan:
             planned = client.plan(to_uri(source), name, request_id=request_id, **given)
-            output.emit(planned) if session.json else _show_plan(planned)
+            output.emit(planned) if session.json else show_plan(planned)
             if planned.problems:
                 raise typer.Exit(FAILED)
             return
@@ -162,89 +158,3 @@ def quantize(
         job = succeeded(follow(job.job_id, client.watch(job.job_id), view_for(json=session.json)))
         if not session.json:
             show_result(job, client.artifact(job.artifact_uri))
-
-
-def show_result(job: QuantizationJob, artifact: Artifact) -> None:
-    """Prints what a job made and what it cost."""
-    seconds = job.end_time.ToSeconds() - job.start_time.ToSeconds()
-    output.facts(
-        [*artifact_facts(artifact), ("took", f"{seconds} s"), ("load it", f"bitmill models load {artifact.uri}")]
-    )
-
-
-def artifact_facts(artifact: Artifact) -> list[tuple[str, str]]:
-    """Returns the names and values that describe an artifact."""
-    before, after, evaluation = artifact.source_size_bytes, artifact.size_bytes, artifact.evaluation
-    ratio = f" ({before / after:.2f} times smaller)" if before and after else ""
-    measured = evaluation.num_tokens > 0
-    return [
-        ("artifact", artifact.uri),
-        ("name", artifact.name),
-        ("digest", artifact.digest),
-        ("source", artifact.source_uri),
-        ("scheme", recipe_text(artifact)),
-        ("size", f"{output.size(before)} → {output.size(after)}{ratio}"),
-        (
-            "perplexity",
-            f"{evaluation.source_perplexity:.3f} → {evaluation.artifact_perplexity:.3f} "
-            f"on {evaluation.num_tokens} held-out tokens"
-            if measured
-            else "",
-        ),
-        ("mean KL", f"{evaluation.mean_kl_divergence:.4f} nats" if measured else ""),
-        ("served on", devices_text(artifact.devices)),
-        ("served with", _served_with(artifact)),
-        ("engine", " ".join([artifact.engine, artifact.versions.get(artifact.engine, "")]).strip()),
-        ("job", artifact.job_id),
-        ("created", output.time(artifact.create_time)),
-    ]
-
-
-def _served_with(artifact: Artifact) -> str:
-    options = json_format.MessageToDict(artifact.engine_options)
-    return ", ".join(f"{name} {json.dumps(value)}" for name, value in sorted(options.items()))
-
-
-def recipe_text(artifact: Artifact) -> str:
-    """Returns the scheme, with its group size where it has one."""
-    scheme = output.word(Scheme, artifact.recipe.scheme).upper()
-    return f"{scheme}, group size {artifact.recipe.group_size}" if artifact.recipe.HasField("group_size") else scheme
-
-
-def devices_text(devices: Any) -> str:
-    """Returns the kinds of device that can serve something, for example "cpu, cuda (compute capability 7.5)"."""
-    return ", ".join(_device_text(support) for support in devices)
-
-
-def _device_text(support: DeviceSupport) -> str:
-    name = output.word(Device, support.device)
-    least = support.min_compute_capability
-    return f"{name} (compute capability {least // 10}.{least % 10})" if least else name
-
-
-def _show_plan(plan: PlanQuantizationResponse) -> None:
-    recipe = Artifact(recipe=plan.spec.recipe)
-    output.facts(
-        [
-            ("source", plan.spec.source_uri),
-            ("artifact name", plan.spec.artifact_name),
-            ("scheme", recipe_text(recipe)),
-            ("architecture", plan.architecture),
-            ("parameters", f"{plan.num_parameters:,}" if plan.num_parameters else ""),
-            (
-                "to quantize",
-                f"{plan.num_quantized_parameters:,} in {plan.num_quantized_modules} layers"
-                if plan.num_quantized_modules
-                else "",
-            ),
-            (
-                "size",
-                f"{output.size(plan.source_size_bytes)} → about {output.size(plan.estimated_artifact_size_bytes)}",
-            ),
-            ("memory", f"about {output.size(plan.estimated_host_memory_bytes)}"),
-            ("disk", f"about {output.size(plan.estimated_disk_bytes)}"),
-            ("served on", devices_text(plan.devices)),
-        ]
-    )
-    for problem in plan.problems:
-        output.complain(f"{problem.reason}: {f'{problem.field}: ' if problem.field else ''}{problem.description}")

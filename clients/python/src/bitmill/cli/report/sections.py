@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bitmill.artifact.v1.artifact_pb2 import Artifact
 from bitmill.artifact.v1.measurement_pb2 import ModuleResult, PhaseCost, Sensitivity
-from bitmill.cli.quantize import devices_text
+from bitmill.cli.artifact_facts import devices_text
 from bitmill.cli.report import words
 from bitmill.cli.report.markup import Html, element, facts, folded, table
 
