@@ -14,7 +14,7 @@ INFERENCE := services/inference
 ENGINES := services/quantizer/engines
 KIT := $(ENGINES)/kit
 ENGINE := $(ENGINES)/llmcompressor
-PACKAGES := clients/python services/common $(QUANTIZER) $(INFERENCE)
+PACKAGES := clients/python services/common $(KIT) $(QUANTIZER) $(INFERENCE)
 SOURCES := clients/python/src services/common/src $(QUANTIZER)/src $(INFERENCE)/src $(wildcard $(ENGINES)/*/src)
 EXAMPLE := build/checkpoints/smollm2-135m-instruct
 PROTO_FILES = $(shell find protos -name '*.proto' | sort)
@@ -92,8 +92,8 @@ setup-engine-auto_gptq: $(ENGINES)/auto_gptq/.venv/.ready ## make the environmen
 $(QUANTIZER)/.venv/.ready: $(QUANTIZER)/requirements.lock $(QUANTIZER)/pyproject.toml
 	$(call make_environment,$(@D),$<,clients/python services/common $(QUANTIZER))
 
-$(INFERENCE)/.venv/.ready: $(INFERENCE)/requirements-$(DEVICE).lock $(INFERENCE)/pyproject.toml
-	$(call make_environment,$(@D),$<,clients/python services/common $(INFERENCE))
+$(INFERENCE)/.venv/.ready: $(INFERENCE)/requirements-$(DEVICE).lock $(INFERENCE)/pyproject.toml $(KIT)/pyproject.toml
+	$(call make_environment,$(@D),$<,clients/python services/common $(KIT) $(INFERENCE))
 
 $(ENGINE)/.venv/.ready $(ENGINES)/gptqmodel/.venv/.ready: $(ENGINES)/%/.venv/.ready: $(ENGINES)/%/requirements-$(DEVICE).lock $(ENGINES)/%/pyproject.toml $(KIT)/pyproject.toml
 	$(call make_environment,$(@D),$<,$(KIT) $(ENGINES)/$*)
