@@ -127,8 +127,8 @@ async def test_a_context_without_room_for_a_token_fails_the_load(server: Serving
 
 
 async def test_numbers_in_a_manifest_that_no_engine_counts_to_are_named(server: Serving) -> None:
-    """JSON has whole numbers of any size."""
-    failure = await failure_of(server, artifact(server, max_num_seqs=10**400, gpu_memory_utilization=10**400))
+    """JSON has whole numbers of any size; a manifest those that a Struct holds."""
+    failure = await failure_of(server, artifact(server, max_num_seqs=10**300, gpu_memory_utilization=10**300))
     assert error_info(failure).reason == "MANIFEST_OPTIONS_INVALID"
     assert set(error_info(failure).metadata["fields"].split(", ")) == {
         "engine_options.max_num_seqs",

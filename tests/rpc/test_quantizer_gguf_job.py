@@ -47,6 +47,18 @@ async def test_a_job_takes_the_one_file_that_its_uri_names(place: Place) -> None
     assert place.leftovers() == []
 
 
+async def test_a_plan_reads_a_uri_as_the_job_will(place: Place) -> None:
+    """Without the slash at its end: what ends as a GGUF file does is one."""
+    (place.sources / "llms" / "tiny-Q4_K.gguf").rename(place.sources / "tiny-Q4_K.gguf")
+    directory = place.source.rename(place.sources / "model.gguf")
+    spec = place.spec()
+    async with running(place) as quantizer:
+        for path, reasons in ((place.sources / "tiny-Q4_K.gguf", []), (directory, ["SOURCE_NOT_FOUND"])):
+            spec.source_uri = f"{path.as_uri()}/"
+            plan = await quantizer.jobs.PlanQuantization(quantizer_service_pb2.PlanQuantizationRequest(spec=spec))
+            assert [problem.reason for problem in plan.problems] == reasons
+
+
 async def test_a_file_in_a_bucket_is_fetched_alone(place: Place, s3_server: S3Server) -> None:
     """Of its directory nothing else is copied."""
     models = s3_server.create_bucket()

@@ -11,6 +11,7 @@ import pytest
 from bitmill.artifact.v1 import recipe_pb2
 from bitmill.quantizer.v1 import quantizer_service_pb2
 from bitmill.quantizer.v1.quantization_job_pb2 import JOB_STATE_SUCCEEDED, QuantizationSpec
+from bitmill_quantizer.plans import preflight
 from support.checkpoints import write_checkpoint
 from support.fake_job_board import FakeJobBoard
 from support.quantizing import Place, Quantizer, running, serving
@@ -111,3 +112,29 @@ async def test_the_time_is_based_on_jobs_of_this_kind_once_there_are_some(place:
         assert after.estimated_duration.ToMicroseconds() < before.estimated_duration.ToMicroseconds()
         other = await plan_of(quantizer, place.spec(algorithm=recipe_pb2.ALGORITHM_RTN))
         assert "reference" in other.estimated_duration_basis
+
+
+async def test_samples_of_absurd_length_are_a_problem_among_others(
+    quantizer: Quantizer, spec_of_8b: QuantizationSpec
+) -> None:
+    """What they would take is more than a duration holds."""
+    spec_of_8b.calibration.num_samples, spec_of_8b.calibration.max_sequence_length = 4096, 2**32 - 1
+    plan = await plan_of(quantizer, spec_of_8b)
+    assert {problem.reason for problem in plan.problems} == {"EXCEEDS_CONTEXT_LENGTH", "NOT_ENOUGH_MEMORY"}
+    assert plan.estimated_duration.seconds == 315_576_000_000
+
+
+async def test_what_the_engine_would_refuse_of_a_recipe_is_a_problem(
+    place: Place, quantizer: Quantizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing for SmoothQuant to scale; and patterns that nobody waits for, which are not even tried."""
+    spec = place.spec()
+    ignore = [r"re:.*\.(q|k|v)_proj", r"re:.*\.(gate|up)_proj"]
+    spec.recipe.CopyFrom(recipe_pb2.Recipe(scheme=recipe_pb2.SCHEME_W8A8_INT8, ignore=ignore))
+    [problem] = (await plan_of(quantizer, spec)).problems
+    assert (problem.field, problem.reason) == ("spec.recipe.smoothing_strength", "UNSUPPORTED_SMOOTHING")
+    spec.recipe.smoothing_strength = 0
+    assert list((await plan_of(quantizer, spec)).problems) == []
+    monkeypatch.setattr(preflight, "MAX_MATCHING_STEPS", 100)
+    [problem] = (await plan_of(quantizer, spec)).problems
+    assert (problem.field, problem.reason) == ("spec.recipe.ignore", "PATTERNS_TOO_SLOW")

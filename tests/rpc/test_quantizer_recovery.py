@@ -6,11 +6,24 @@ import asyncio
 import threading
 from pathlib import Path
 
-from bitmill.quantizer.v1.quantization_job_pb2 import JOB_STATE_FAILED, JOB_STATE_SUCCEEDED
+import pytest
+import structlog
+
+from bitmill.quantizer.v1 import quantizer_service_pb2
+from bitmill.quantizer.v1.quantization_job_pb2 import (
+    JOB_PHASE_QUANTIZE,
+    JOB_STATE_CANCELLED,
+    JOB_STATE_FAILED,
+    JOB_STATE_QUEUED,
+    JOB_STATE_RUNNING,
+    JOB_STATE_SUCCEEDED,
+)
+from bitmill_quantizer.jobs import dbos_jobs
 from bitmill_quantizer.jobs.dbos_jobs import DbosJobs
 from bitmill_quantizer.jobs.job import JobInterruptedError
 from bitmill_quantizer.ports import RunningJob, StepRunner
-from support.quantizing import DEADLINE_S, Place, serving
+from support import fake_quantization_engine as fake_engine
+from support.quantizing import DEADLINE_S, Place, running, serving
 
 
 async def test_a_job_is_given_up_after_too_many_ends_and_the_queue_goes_on(tmp_path: Path) -> None:
@@ -45,3 +58,28 @@ async def test_a_job_is_given_up_after_too_many_ends_and_the_queue_goes_on(tmp_p
         done = await quantizer.finished((await quantizer.create(place.spec("good"))).job_id)
         assert (done.state, done.artifact_uri) == (JOB_STATE_SUCCEEDED, "file:///done")
     await asyncio.to_thread(jobs.stop)
+
+
+async def test_jobs_of_an_older_server_wait_and_are_named_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold up no new one, and can be seen and cancelled."""
+    place = Place(tmp_path)
+    fake_engine.behave(place.engine, quantize="hang")
+    monkeypatch.setattr(dbos_jobs, "JOB_SCHEMA", "job-schema-0")
+    async with running(place) as quantizer:
+        old = [(await quantizer.create(place.spec(name), name)).job_id for name in ("running", "queued")]
+        await quantizer.reaches(old[0], JOB_PHASE_QUANTIZE, 1)
+    monkeypatch.undo()
+    fake_engine.behave(place.engine)
+    with structlog.testing.capture_logs() as logs:
+        async with running(place) as quantizer:
+            done = await quantizer.finished((await quantizer.create(place.spec("new"))).job_id)
+            assert done.state == JOB_STATE_SUCCEEDED
+            listed = await quantizer.jobs.ListQuantizationJobs(quantizer_service_pb2.ListQuantizationJobsRequest())
+            states = {job.job_id: job.state for job in listed.jobs}
+            assert [states[job_id] for job_id in old] == [JOB_STATE_RUNNING, JOB_STATE_QUEUED]
+            for job_id in old:
+                assert (await quantizer.cancel(job_id)).state == JOB_STATE_CANCELLED
+    [warning] = [entry for entry in logs if entry["event"] == "jobs_wait_for_another_version"]
+    assert (warning["count"], set(warning["job_ids"])) == (2, set(old))

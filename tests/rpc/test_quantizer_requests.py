@@ -399,8 +399,8 @@ async def test_a_token_of_no_time_is_refused(quantizer: Quantizer, time_ms: int)
     assert (violation.field, violation.reason) == ("page_token", "INVALID_PAGE_TOKEN")
 
 
-@pytest.mark.parametrize("field", ["hidden_size", "vocab_size"])
-@pytest.mark.parametrize("value", ["x", [], -1, 0, True, 1.5, 10**40, float("inf"), float("nan")])
+@pytest.mark.parametrize("field", ["hidden_size", "head_dim", "num_experts"])
+@pytest.mark.parametrize("value", ["x", [], {}, [64], -1, 0, True, 1.5, 10**40, float("inf"), float("nan")])
 async def test_a_size_that_is_none_is_a_fault_of_the_config(quantizer: Quantizer, field: str, value: object) -> None:
     path = quantizer.place.source / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
@@ -408,6 +408,17 @@ async def test_a_size_that_is_none_is_a_fault_of_the_config(quantizer: Quantizer
     assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert details(error)[0].reason == "CONFIG_INVALID"
     assert field in error.details()
+
+
+async def test_a_name_of_absurd_length_is_answered_in_part(quantizer: Quantizer) -> None:
+    """A call that cannot be answered at all would tell nobody what is wrong."""
+    path = quantizer.place.source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["X" * (5 << 20)]}))
+    plan = await quantizer.jobs.PlanQuantization(
+        quantizer_service_pb2.PlanQuantizationRequest(spec=quantizer.place.spec())
+    )
+    assert [problem.reason for problem in plan.problems] == ["UNSUPPORTED_ARCHITECTURE"]
+    assert plan.ByteSize() < 20_000
 
 
 async def test_a_header_of_absurd_widths_is_answered(quantizer: Quantizer) -> None:

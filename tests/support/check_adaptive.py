@@ -90,7 +90,7 @@ def check_the_divergence_is_that_of_the_whole_model() -> None:
         model = _model(config)
         ids = [list(sample) for sample in _samples().token_ids]
         with torch.no_grad():
-            layerwise = LayerwiseModel(model, ids, 3)
+            layerwise = LayerwiseModel(model, ids, 3, kept_bytes=0 if config is QWEN else 1 << 30)
             states = layerwise.inputs()
             for index, layer in enumerate(layerwise.layers):
                 assert layerwise.divergences(index, states).mean().item() < 1e-6
@@ -152,7 +152,7 @@ def check_gptq_rounds_as_for_the_artifact() -> None:
         names = [f"model.layers.0.self_attn.{leaf}" for leaf in ("q_proj", "k_proj", "v_proj")]
         linears = {name: source.get_submodule(name) for name in names}
         with torch.no_grad():
-            layerwise = LayerwiseModel(source, _samples().token_ids, 1)
+            layerwise = LayerwiseModel(source, _samples().token_ids, 1, 0)
             statistics, _ = layerwise.record(0, layerwise.inputs(), linears)
         rounding = Rounding("STATIC", 0.01, torch.float32)
         ours = rounding(linears, treatment, statistics)
@@ -171,7 +171,7 @@ def check_experts_that_no_token_reached_are_rounded_to_nearest() -> None:
     linears = recipes.linear_layers(model)
     group = next(names for names in fused_groups(linears) if "experts" in names[0])
     with torch.no_grad():
-        layerwise = LayerwiseModel(model, [[5, 5, 5, 5]], 1)
+        layerwise = LayerwiseModel(model, [[5, 5, 5, 5]], 1, 0)
         statistics, _ = layerwise.record(0, layerwise.inputs(), {name: linears[name] for name in group})
     assert len(group) == 12
     assert 0 < len(statistics) < 12  # of four experts a token chooses two
@@ -376,7 +376,7 @@ def _compress(model: PreTrainedModel, recipe: Recipe, plan: Plan) -> None:
 
 def _statistics(model: PreTrainedModel, names: tuple[str, ...]) -> dict[str, Any]:
     with torch.no_grad():
-        layerwise = LayerwiseModel(model, _samples().token_ids, 1)
+        layerwise = LayerwiseModel(model, _samples().token_ids, 1, 0)
         states = layerwise.inputs()
         for index, layer in enumerate(layerwise.layers):
             inside = {name: model.get_submodule(name) for name in names if name.startswith(f"{layer}.")}

@@ -97,6 +97,17 @@ def test_duplicates_and_code_are_no_part_of_it(directory: Path) -> None:
     assert inspect(directory) == before
 
 
+def test_a_directory_of_more_files_than_are_looked_at_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link out of the roots, which every listing refuses, could lie behind the last one that is looked at."""
+    monkeypatch.setattr("bitmill_common.checkpoint._MAX_FILES", len(list(directory.iterdir())))
+    inspect(directory)
+    (directory / "tokenizer.txt").touch()
+    (directory / "vocab.secret").symlink_to("/etc/passwd")
+    refuse(directory, "TOO_MANY_FILES")
+
+
 def test_a_whole_file_is_preferred_to_an_index(sharded: Path) -> None:
     """As transformers does."""
     write_safetensors(sharded / WEIGHTS, {"a": (2, 3)})

@@ -112,6 +112,19 @@ def test_siblings_are_the_artifacts_of_the_same_source() -> None:
     assert [value for name, value in page.attributes if name == "class"].count("subject") == 1
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_have_no_place_in_a_plot_are_in_the_text_alone(number: float) -> None:
+    """Not at its lower end, where the best ones are."""
+    artifact = measured_artifact()
+    finite = read(artifact, known=(sibling(1, 90_000_000, 0.3),))
+    artifact.evaluation.layer_losses[0].relative_error = number
+    page = read(artifact, known=(sibling(1, 90_000_000, 0.3), sibling(2, 80_000_000, number)))
+    assert f"{number:.4g}" in page.text.splitlines()
+    assert page.names.count("circle") == finite.names.count("circle") - 1
+    artifact.evaluation.mean_kl_divergence = number
+    assert "No other artifact" in read(artifact, known=(sibling(1, 90_000_000, 0.3),)).text
+
+
 def test_evaluations_that_hardly_compare_are_said_to() -> None:
     """Fewer tokens are other tokens."""
     other = sibling(1, 90_000_000, 0.3)

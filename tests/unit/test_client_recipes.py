@@ -56,6 +56,14 @@ def test_a_file_of_ones_own_is_a_recipe(tmp_path: Path) -> None:
         ('{"recipe": {}, "scheme": 1}', 'an object of "recipe"'),
         ('{"recipe": {"scheme": "W4"}}', "W4"),
         ('{"recipe": {"groupsize": 4}}', "groupsize"),
+        ('{"recipe": {}, "description": ["a"]}', 'an object of "recipe"'),
+        ('{"recipe": {"\\ud800": 1}}', "is not JSON"),
+        ('{"recipe": {"ignore": ["\\ud800"]}}', "is not JSON"),
+        ('{"recipe": {"scheme": "\\ud800"}}', "is not JSON"),
+        ('{"recipe": {}, "description": "\\udfff"}', "is not JSON"),
+        ('{"recipe": {"scheme": 1e999}}', "is not JSON"),
+        ('{"recipe": {"dampeningFrac": NaN}}', "is not JSON"),
+        ('{"recipe": {"seed": -1}}', "seed"),
     ],
 )
 def test_a_file_that_holds_no_recipe_is_named(tmp_path: Path, content: str, said: str) -> None:
@@ -71,6 +79,8 @@ def test_an_unknown_name_lists_the_known_ones_and_a_missing_file_is_named(tmp_pa
         recipes.load("w4")
     with pytest.raises(RequestValueError, match=r"none\.json: No such file"):
         recipes.load(tmp_path / "none.json")
+    with pytest.raises(RequestValueError, match="null byte"):
+        recipes.load("a\0.json")
 
 
 def test_a_search_has_one_budget() -> None:

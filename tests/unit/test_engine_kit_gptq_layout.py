@@ -103,3 +103,12 @@ def test_the_configuration_is_the_sources_own_and_says_how_it_is_quantized(tmp_p
     write_config(source, model, {"bits": 4}, "bfloat16")
     written = json.loads((model / "config.json").read_text())
     assert written == config | {key: "bfloat16", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+
+
+@pytest.mark.parametrize(("damping", "written"), [(0.99, True), (1.0, False)])
+def test_a_damping_that_readers_refuse_is_not_written(tmp_path: Path, damping: float, written: bool) -> None:
+    """GPTQModel and AutoGPTQ round with a damping of 1, and then load no model that names it."""
+    (tmp_path / "config.json").write_text("{}")
+    write_config(tmp_path, tmp_path, {"bits": 4, "damp_percent": damping}, "bfloat16")
+    quantization = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert ("damp_percent" in quantization, quantization["bits"]) == (written, 4)

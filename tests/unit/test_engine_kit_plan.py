@@ -121,6 +121,12 @@ def test_what_cannot_be_planned_is_an_error_that_says_where(
     assert error.metadata == metadata
 
 
+@pytest.mark.parametrize("pattern", ["lm_head", "re:.*lm_head", "re:lm_"])
+def test_the_output_head_may_be_ignored_by_any_pattern(pattern: str) -> None:
+    """It is left alone anyway, and a model that ties it has none."""
+    assert plan_layers(llama(), recipe(ignore=(pattern,))) == plan_layers(llama(), recipe(ignore=()))
+
+
 def test_a_model_that_is_left_as_it_is_is_no_error() -> None:
     assert set(plan_layers(llama(), recipe(UNQUANTIZED)).values()) == {LayerPlan(AS_IT_IS)}
 

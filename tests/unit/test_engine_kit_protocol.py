@@ -167,3 +167,21 @@ def test_each_event_is_a_line_of_json() -> None:
             "metadata": {"num_samples": "4"},
         },
     ]
+
+
+def test_text_that_is_not_unicode_is_written_as_far_as_it_is() -> None:
+    """A template's error may hold what the data holds; no reader takes half a surrogate pair."""
+    stream = io.StringIO()
+    EventWriter(stream).error(EngineError("CALIBRATION_INVALID", "role é\ud800\n", role="\udfff"))
+    event = json.loads(stream.getvalue().encode())
+    assert (event["message"], event["metadata"]) == ("role é?\n", {"role": "?"})
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_of_an_endless_error_the_beginning_is_told() -> None:
+    """A chat template may raise with a whole document, and no parent takes a line of that length."""
+    stream = io.StringIO()
+    EventWriter(stream).error(EngineError("CALIBRATION_INVALID", "x" * (9 << 20), role="y" * (9 << 20)))
+    event = json.loads(stream.getvalue())
+    assert (event["reason"], event["message"]) == ("CALIBRATION_INVALID", "x" * 8000 + "…")
+    assert len(stream.getvalue()) < 20_000

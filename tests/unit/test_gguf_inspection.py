@@ -9,7 +9,7 @@ import pytest
 
 from bitmill_common.checkpoint import Checkpoint, inspect_source
 from bitmill_common.errors import FailedPreconditionError
-from bitmill_common.gguf import read_gguf_header
+from bitmill_common.gguf import GgufError, read_gguf_header
 from bitmill_common.stores import Stores
 from bitmill_quantizer.plans.layer_sizes import weights_bytes_in_16_bits
 from bitmill_quantizer.plans.layers import linear_layers
@@ -114,12 +114,20 @@ def test_a_mixture_of_experts_by_its_single_layers(tmp_path: Path) -> None:
     ("change", "tensors", "words"),
     [
         ({"general.architecture": "mamba"}, {}, "mamba"),
+        ({"general.architecture": ["llama"]}, {}, "architecture"),
+        ({"general.architecture": []}, {}, "architecture"),
+        ({"general.architecture": 1.5}, {}, "architecture"),
         ({"split.count": 3}, {}, "part"),
         ({"llama.expert_count": 8}, {}, "experts"),
         ({"llama.rope.scaling.type": "linear"}, {}, "rotary"),
         ({}, {"rope_freqs.weight": ("F32", (16,))}, "rotary"),
         ({}, {"blk.0.attn_sinks.weight": ("F32", (16,))}, "attn_sinks"),
         ({}, {"other": ("F32", (16,))}, "other"),
+        (
+            {},
+            {f"blk.{layer}.ffn_up_exps.weight": ("F32", (4096, 0, 16)) for layer in range(65)},
+            "more than 262144 matrices",
+        ),
     ],
 )
 def test_what_transformers_would_read_wrongly(
@@ -236,6 +244,26 @@ def test_long_lists_are_counted_and_not_kept(file: Path) -> None:
     assert header.lengths["tokenizer.ggml.tokens"] == 2000
     assert "tokenizer.ggml.tokens" not in header.metadata
     assert header.metadata["llama.rope.freq_base"] == 10000.0
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("length", [0, 3, 30])
+def test_texts_are_passed_over_wherever_a_piece_of_the_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, length: int
+) -> None:
+    """What follows a long list is found, and a list that goes on behind the file's end is not."""
+    monkeypatch.setattr("bitmill_common.gguf._READ_BYTES", piece)
+    tokens = {"tokens": ["x" * (length + number % 5) for number in range(1100)]}
+    path = write_gguf(tmp_path / NAME, {"before": 7, **tokens, "after": 8}, {"tensor": ("F32", (4,))})
+    store = Stores([tmp_path.as_uri()]).open(tmp_path.as_uri(), "uri")
+    header = read_gguf_header(store, store.head(NAME))
+    assert (header.metadata, header.lengths) == ({"before": 7, "after": 8}, {"tokens": 1100})
+    assert header.tensors["tensor"].shape == (4,)
+    data = path.read_bytes()
+    last = data.rindex(struct.pack("<Q", length + 1099 % 5) + b"x" * (length + 1099 % 5))
+    path.write_bytes(data[:last] + struct.pack("<Q", 1 << 40) + data[last + 8 :])
+    with pytest.raises(GgufError, match="goes on"):
+        read_gguf_header(store, store.head(NAME))
 
 
 def test_a_link_out_of_the_roots_is_not_followed(file: Path, tmp_path: Path) -> None:

@@ -303,6 +303,10 @@ def test_a_field_of_another_type_is_invalid(path: tuple[str, ...]) -> None:
         with_value({}, "calibration_use"),
         with_value({}, "verification"),
         with_value(None, "evaluation", "layer_losses"),
+        with_value([], "engine_options"),
+        with_value({"a": math.inf}, "engine_options"),
+        with_value({"a": [10**400]}, "engine_options"),
+        with_value(json.loads('{"a":' * 40 + "1" + "}" * 40), "engine_options"),
     ],
 )
 def test_a_value_that_cannot_be_is_invalid(change: Callable[[Any], None]) -> None:

@@ -97,10 +97,11 @@ def engine(directory: Path, *lines: str) -> EngineProcess:
     return EngineProcess("script", python, "engine_module", "`make setup` installs it")
 
 
-def test_an_interpreter_that_cannot_be_run_is_said_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"#!/nowhere/python\n", b"", b"\x7fELF"])
+def test_an_interpreter_that_cannot_be_run_is_said_so(tmp_path: Path, content: bytes) -> None:
     """The one that a virtual environment's script names may be gone."""
     broken = engine(tmp_path)
-    (tmp_path / "python").write_text("#!/nowhere/python\n")
+    (tmp_path / "python").write_bytes(content)
     with pytest.raises(FailedPreconditionError) as raised:
         quantize(broken, tmp_path)
     assert raised.value.reason == "ENGINE_NOT_INSTALLED"
@@ -222,6 +223,32 @@ def test_an_engine_sees_no_secrets_of_the_server(tmp_path: Path, monkeypatch: py
         (["print('x' * (9 << 20), end='', flush=True); signal.pause()"], InternalError, "ENGINE_PROTOCOL", "8388608"),
         (["print('[1]', flush=True); signal.pause()"], InternalError, "ENGINE_PROTOCOL", "no event"),
         (["del RESULT['versions']", "emit(**RESULT)"], InternalError, "ENGINE_PROTOCOL", "versions"),
+        *(
+            ([f"emit(**RESULT | {change!r})"], InternalError, "ENGINE_PROTOCOL", next(iter(change)))
+            for change in (
+                {"num_quantized_modules": -1},
+                {"peak_memory_bytes": 2**64},
+                {"peak_device_memory_bytes": 1.5},
+                {"versions": ["torch"]},
+                {"modules": 3},
+            )
+        ),
+        (["RESULT['modules'][0]['loss'] = float('nan')", "emit(**RESULT)"], InternalError, "ENGINE_PROTOCOL", "loss"),
+        *(
+            ([f"emit(event='progress', **{progress!r})"], InternalError, "ENGINE_PROTOCOL", next(iter(progress)))
+            for progress in ({"completed": -1}, {"total": 2**63}, {"completed": "x"}, {"loss": "inf"})
+        ),
+        (["emit(event='progress', loss=float('inf'))"], InternalError, "ENGINE_PROTOCOL", "loss"),
+        *(
+            ([f"emit(event='error', **{fields!r})", "sys.exit(1)"], InternalError, "ENGINE_PROTOCOL", "no event")
+            for fields in ({"reason": "\ud800"}, {"message": "a\ud800"}, {"metadata": {"role": "\udfff"}})
+        ),
+        (
+            ["emit(event='error', reason='ODD', message='odd', metadata=['x'])", "sys.exit(1)"],
+            FailedPreconditionError,
+            "ODD",
+            "odd",
+        ),
         (
             ["emit(event='error', reason='OUT_OF_MEMORY', message='too big')", "sys.exit(1)"],
             FailedPreconditionError,
@@ -272,7 +299,10 @@ def test_a_cancelled_engine_may_clean_up(tmp_path: Path) -> None:
     assert (tmp_path / "cleaned").exists()
 
 
-def test_a_missing_interpreter_is_said_to_be_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["none", "directory", "text"])
+def test_what_is_no_interpreter_is_said_before_it_is_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "text").touch(mode=0o644)
     with pytest.raises(FailedPreconditionError, match="make setup") as failure:
-        EngineProcess("script", tmp_path / "none", "engine_module", "`make setup` installs it").require_installed()
+        EngineProcess("script", tmp_path / name, "engine_module", "`make setup` installs it").require_installed()
     assert failure.value.reason == "ENGINE_NOT_INSTALLED"

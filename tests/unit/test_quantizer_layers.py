@@ -79,6 +79,12 @@ def test_an_absurd_number_of_experts_is_not_counted_through() -> None:
     assert linear_layers(found) == {}
 
 
+def test_absurd_numbers_of_experts_in_many_layers_are_not_counted_through() -> None:
+    """Each is as many as a model could have; a header of 10 kB would fill the memory."""
+    shapes = {f"model__layers__{layer}__mlp__experts__down_proj": (4096, 0, 96) for layer in range(100)}
+    assert len(linear_layers(checkpoint("Qwen3MoeForCausalLM", **shapes))) == 1 << 18
+
+
 @pytest.mark.parametrize(
     ("name", "matrix"),
     [

@@ -8,7 +8,7 @@ import pytest
 
 from bitmill_common.checkpoint import Checkpoint, inspect_checkpoint
 from bitmill_common.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
-from bitmill_common.recipes import AdaptiveSearch, Algorithm, Calibration, Recipe, Scheme, Treatment
+from bitmill_common.recipes import AdaptiveSearch, Algorithm, Calibration, ModuleRule, Recipe, Scheme, Treatment
 from bitmill_common.stores import Stores
 from bitmill_quantizer.plans import preflight, problems
 from bitmill_quantizer.plans.estimates import least_adaptive_bytes
@@ -42,8 +42,53 @@ def test_an_unknown_architecture_and_a_quantized_checkpoint_are_both_named(tmp_p
     ]
 
 
-def test_samples_longer_than_the_context_are_refused(tmp_path: Path) -> None:
-    found = preflight.length_problems(checkpoint(tmp_path), Calibration())
+def test_every_size_of_the_configuration_must_be_one(tmp_path: Path) -> None:
+    """The engine's libraries would fail on it, late and in words of their own."""
+    sizes = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts")
+    found = checkpoint(tmp_path, config=dict.fromkeys(sizes, "8"))
+    problems = list(preflight.checkpoint_problems(found, linear_layers(found)))
+    assert [problem.reason for problem in problems] == ["CONFIG_INVALID"] * len(sizes)
+    assert all(any(name in problem.description for problem in problems) for name in sizes)
+
+
+@pytest.mark.parametrize(("count", "reason"), [(10_001, "CONFIG_INVALID"), (10_000, "LAYERS_MISSING")])
+def test_an_absurd_number_of_decoder_layers_is_a_problem(tmp_path: Path, count: int, reason: str) -> None:
+    """A model of so many would be made before the engine's libraries find that there are two."""
+    found = checkpoint(tmp_path, config={"num_hidden_layers": count})
+    [problem] = preflight.checkpoint_problems(found, linear_layers(found))
+    assert problem.reason == reason
+    assert len(problem.description) < 300
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "patterns", "is_slow"),
+    [
+        (18_432, ["re:.*.*.*x"] * 6, False),
+        (18_432, ["re:.*.*.*x"] * 64, True),
+        (18_432, [r"re:.*\.experts\.(1|2|3)\..*_proj"] * 64, False),
+        (18_432, ["lm_head", "re:lm_head", r"re:.*\*\*\*[*+{]"] * 20, False),
+        (300, ["re:.*.*.*x"] * 64, False),
+        (1, ["re:.*.*.*x"] * 64, False),
+    ],
+)
+def test_patterns_that_would_hold_the_server_up_are_refused(
+    num_layers: int, patterns: list[str], is_slow: bool
+) -> None:
+    """Each is quick for one name; a large mixture has tens of thousands."""
+    layers = {f"model.layers.47.mlp.experts.{number}.gate_proj": (64, 64) for number in range(num_layers)}
+    rule = Treatment(Scheme.W8A16, Algorithm.GPTQ, -1)
+    recipes = {
+        "spec.recipe.ignore": Recipe(Scheme.W4A16, 32, ignore=tuple(patterns)),
+        "spec.recipe.rules": Recipe(Scheme.W4A16, 32, rules=tuple(ModuleRule(each, rule) for each in patterns)),
+    }
+    for field, recipe in recipes.items():
+        assert reasons(preflight.pattern_problems(layers, recipe)) == [(field, "PATTERNS_TOO_SLOW")] * is_slow
+
+
+@pytest.mark.parametrize("context_length", [8, 256, 2047])
+def test_samples_longer_than_the_context_are_refused(tmp_path: Path, context_length: int) -> None:
+    """Also where no sample is short enough."""
+    found = preflight.length_problems(checkpoint(tmp_path, max_position_embeddings=context_length), Calibration())
     assert reasons(found) == [("spec.calibration.max_sequence_length", "EXCEEDS_CONTEXT_LENGTH")]
 
 

@@ -150,7 +150,17 @@ def test_all_experts_of_a_layer_get_one_treatment() -> None:
 
 sizes = st.sampled_from([16, 24, 32, 48, 64, 96, 128, 160, 256, 384])
 patterns = st.sampled_from(
-    ["lm_head", QKV, "re:.*mlp", "re:.*down_proj", "re:.*q_proj", r"re:.*layers\.0\.", "re:model", "re:none"]
+    [
+        "lm_head",
+        "re:.*lm_head",
+        QKV,
+        "re:.*mlp",
+        "re:.*down_proj",
+        "re:.*q_proj",
+        r"re:.*layers\.0\.",
+        "re:model",
+        "re:none",
+    ]
 )
 concrete = st.sampled_from([scheme for scheme in Scheme if scheme is not Scheme.ADAPTIVE])
 

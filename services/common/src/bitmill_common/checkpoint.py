@@ -58,8 +58,9 @@ def inspect_checkpoint(store: ObjectStore) -> Checkpoint:
     """Inspects the checkpoint that `store` is rooted at.
 
     `FailedPreconditionError`, whose metadata names the URI and the file where there is one: SOURCE_NOT_FOUND,
-    CONFIG_MISSING, CONFIG_INVALID, WEIGHTS_MISSING, PICKLE_ONLY, GGUF_UNSUPPORTED, INDEX_INVALID, SHARD_MISSING (all
-    missing ones in `shards`), HEADER_INVALID (`problem` TRUNCATED or MALFORMED), FILE_EMPTY, TOKENIZER_MISSING.
+    TOO_MANY_FILES, CONFIG_MISSING, CONFIG_INVALID, WEIGHTS_MISSING, PICKLE_ONLY, GGUF_UNSUPPORTED, INDEX_INVALID,
+    SHARD_MISSING (all missing ones in `shards`), HEADER_INVALID (`problem` TRUNCATED or MALFORMED), FILE_EMPTY,
+    TOKENIZER_MISSING.
     """
     return _inspect_directory(store, _list_files(store))
 
@@ -136,11 +137,14 @@ def _refuse(store: ObjectStore, reason: str, message: str, **metadata: str) -> F
 def _list_files(store: ObjectStore) -> dict[str, ObjectInfo]:
     """Returns the files directly in the directory, by name; what lies deeper is no part of a checkpoint."""
     try:
-        listed = list(itertools.islice(store.list(), _MAX_FILES))
+        listed = list(itertools.islice(store.list(), _MAX_FILES + 1))
     except NotFoundError:  # the bucket itself
         listed = []
     if not listed:
         raise _refuse(store, "SOURCE_NOT_FOUND", "does not exist, or is empty")
+    if len(listed) > _MAX_FILES:
+        # What was not listed could be a part of it, or lead out of the roots.
+        raise _refuse(store, "TOO_MANY_FILES", f"holds more than {_MAX_FILES} files, subdirectories included")
     return {info.path: info for info in listed if "/" not in info.path}
 
 

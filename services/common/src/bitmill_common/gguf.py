@@ -21,6 +21,7 @@ _SIZE_LIMIT = 1 << 63
 # Longer lists are a vocabulary; what a model's shape says is a number, or one for each layer.
 _MAX_KEPT_LENGTH = 1024
 _DEFAULT_ALIGNMENT = 32
+_LENGTH_BYTES = 8
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -109,8 +110,7 @@ def _read_value(reader: _Reader, key: str) -> tuple[object, int | None]:
         read = _scalar(reader, item, key)
         return [read() for _ in range(length)], length
     if item == _STRING:
-        for _ in range(length):
-            reader.skip(reader.number("Q"))
+        reader.skip_texts(length)
     else:
         reader.skip(length * struct.calcsize(_layout(item, key)))
     return None, length
@@ -180,6 +180,19 @@ class _Reader:
         self.offset += size
         if self.offset > self._start + len(self._buffer):
             self._buffer, self._start = b"", self.offset
+
+    def skip_texts(self, count: int) -> None:
+        """Passes over texts, as many as a vocabulary has: those that lie in what is read already in one loop."""
+        while count:
+            self.skip(self.number("Q"))
+            count -= 1
+            buffer, position = self._buffer, self.offset - self._start
+            last = len(buffer) - _LENGTH_BYTES
+            while count and position <= last:
+                position += _LENGTH_BYTES + int.from_bytes(buffer[position : position + _LENGTH_BYTES], "little")
+                count -= 1
+            self.offset = self._start + position
+            self.skip(0)
 
     def number(self, layout: str) -> int:
         """An integer, a float or a truth value; typed as the integer that most of them are."""

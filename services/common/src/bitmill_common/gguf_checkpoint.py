@@ -25,6 +25,8 @@ ARCHITECTURES = {
 
 MAX_EXPERTS = 4096
 """More than any model has; a tensor without elements may have any number."""
+MAX_EXPERT_MATRICES = 1 << 18
+"""Of all layers together: ten times those of the largest models. A header of a few bytes each can claim any number."""
 
 _CONFIG = {
     "context_length": "max_position_embeddings",
@@ -79,7 +81,7 @@ _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_
 def unsupported(header: GgufHeader) -> str | None:
     """Returns why transformers does not load a file rightly, as the end of a sentence about it; None when it does."""
     architecture = header.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         return f"has the architecture {architecture}; of GGUF files {', '.join(sorted(ARCHITECTURES))} are read"
     if header.metadata.get("split.count", 1) not in (0, 1):
         return "is one part of several; join them with llama.cpp's gguf-split --merge"
@@ -89,8 +91,10 @@ def unsupported(header: GgufHeader) -> str | None:
     if scaling != "none" or any(name in header.tensors for name in _ROPE_TENSORS):
         return "scales its rotary positions, which transformers does not read from GGUF; take the original checkpoint"
     for name, tensor in header.tensors.items():
-        if not any(_names(name, str(architecture), tensor.shape)):
+        if not any(_names(name, architecture, tensor.shape)):
             return f"holds the tensor {name}, which its architecture has no place for"
+    if sum(tensor.shape[0] for tensor in header.tensors.values() if len(tensor.shape) > 2) > MAX_EXPERT_MATRICES:
+        return f"holds more than {MAX_EXPERT_MATRICES} matrices of experts"
     return None
 
 

@@ -29,6 +29,7 @@ from bitmill_common.json_fields import (
 from bitmill_common.manifest_recipe import calibration_to_json, parse_calibration, parse_recipe, recipe_to_json
 from bitmill_common.measurements import CalibrationUse
 from bitmill_common.safetensors import require_unicode
+from bitmill_common.structs import require_struct
 
 FORMAT_VERSION = 1
 
@@ -145,7 +146,7 @@ def _parse_later_fields(document: dict[str, Any]) -> dict[str, Any]:
         return optional(document, key, lambda: take_rows(document, key, parse), ())
 
     return {
-        "engine_options": optional(document, "engine_options", lambda: take(document, "engine_options", dict), None),
+        "engine_options": optional(document, "engine_options", lambda: _parse_engine_options(document), None),
         "format": optional(document, "format", lambda: take(document, "format", str), COMPRESSED_TENSORS),
         "calibration_use": _parse_calibration_use(document),
         "modules": rows("modules", measured.parse_module),
@@ -158,6 +159,12 @@ def _parse_later_fields(document: dict[str, Any]) -> dict[str, Any]:
             None,
         ),
     }
+
+
+def _parse_engine_options(document: dict[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = take(document, "engine_options", dict)
+    require_struct(options, "engine_options")
+    return options
 
 
 def _parse_calibration_use(document: dict[str, Any]) -> CalibrationUse | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC
@@ -18,6 +19,8 @@ from rich.table import Table
 
 # A pipe has no width: nothing is wrapped or cut there.
 _PIPE_WIDTH = 10_000
+# A terminal obeys them, whoever wrote them: a checkpoint's tensor names come here, and what a model generated.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class OutputError(Exception):
@@ -60,7 +63,12 @@ def note(text: str) -> None:
 
 def complain(text: str, *hints: str) -> None:
     """Prints an error and its hints on standard error."""
-    note("\n".join([f"error: {text}", *(f"  {hint}" for hint in hints)]))
+    note(plain("\n".join([f"error: {text}", *(f"  {hint}" for hint in hints)])))
+
+
+def plain(text: str) -> str:
+    """Returns a text without what would control a terminal, but for ends of lines and tabs."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -74,7 +82,7 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(plain, row))
     return made
 
 
@@ -85,7 +93,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
     made.add_column(overflow="fold")
     for name, value in rows:
         if value:
-            made.add_row(name, value)
+            made.add_row(name, plain(value))
     _print(made)
 
 

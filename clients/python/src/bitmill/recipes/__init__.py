@@ -113,18 +113,23 @@ def _read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise RequestValueError(f"recipe {path}: {error.strerror}") from error
+    except ValueError as error:  # a null byte
+        raise RequestValueError(f"recipe {str(path)!r}: {error}") from error
 
 
 def _parse(name: str, data: bytes) -> tuple[Recipe, str]:
     try:
         document = json.loads(data)
+        # An escaped half of a surrogate pair is no text, and a number as large as 1e999 none that JSON has.
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise RequestValueError(f"recipe {name} is not JSON: {error}") from error
-    fields = document if isinstance(document, dict) else {}
-    if not isinstance(fields.get("recipe"), dict) or not fields.keys() <= {"recipe", "description"}:
+    fields = {"description": "", **document} if isinstance(document, dict) else {}
+    kinds = {name: type(value) for name, value in fields.items()}
+    if kinds != {"recipe": dict, "description": str}:
         raise RequestValueError(f'recipe {name} is not an object of "recipe" and, for people, "description"')
     try:
         recipe = json_format.ParseDict(fields["recipe"], Recipe())
     except json_format.ParseError as error:
         raise RequestValueError(f"recipe {name}: {error}") from error
-    return recipe, str(fields.get("description", ""))
+    return recipe, fields["description"]

@@ -57,6 +57,7 @@ _QUEUE = "quantization-jobs"
 _WORKFLOW = "quantization-job"
 _QUEUE_POLL_S = 0.25
 _STOP_TIMEOUT_S = 15.0
+_MAX_LOGGED_IDS = 20
 
 _STATES: dict[str, JobState] = {
     "DELAYED": JobState.QUEUED,
@@ -126,7 +127,10 @@ class DbosJobs:
         self._workflow = DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=max_recoveries)(quantization_job)
 
     def start(self) -> None:
-        """Takes up what was left, then new jobs as they come; removes the directories of jobs that are final."""
+        """Takes up what was left, then new jobs as they come; removes the directories of jobs that are final.
+
+        Jobs of another `JOB_SCHEMA` are left as they are, and named in the log: they can be cancelled, and wait else.
+        """
         left = sorted(self._jobs_dir.iterdir()) if self._jobs_dir.is_dir() else []
         DBOS.launch()
         DBOS.register_queue(
@@ -139,6 +143,9 @@ class DbosJobs:
             job = self.find(directory.name)
             if job is None or job.state.is_final:
                 shutil.rmtree(directory, ignore_errors=True)
+        unfinished = _list_workflows(status=[name for name, state in _STATES.items() if not state.is_final])
+        if waiting := [status.workflow_id for status in unfinished if status.app_version != JOB_SCHEMA]:
+            log.warning("jobs_wait_for_another_version", count=len(waiting), job_ids=waiting[:_MAX_LOGGED_IDS])
 
     def stop(self) -> None:
         """Ends the running phases and takes no more jobs. What ran goes on at the next start."""

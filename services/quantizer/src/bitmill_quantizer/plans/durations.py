@@ -19,6 +19,9 @@ from bitmill_quantizer.recipes.specs import QuantizationSpec
 
 _ADAPTIVE, _AWQ, _GPTQ, _CALIBRATE, _RTN = "ADAPTIVE", "AWQ", "GPTQ", "CALIBRATE", "RTN"
 
+MAX_SECONDS = 315_576_000_000
+"""What google.protobuf.Duration holds."""
+
 RECENT_JOBS = 5
 """How many of the last finished jobs of a kind are looked at."""
 
@@ -136,6 +139,7 @@ def estimate_duration(works: Sequence[PhaseWork], reference: Reference, recall: 
             jobs = "1 job" if len(finished) == 1 else f"{len(finished)} jobs"
             basis = f"{jobs} of this kind that this server finished, the last {finished[0].job_id}"
         total += _seconds(work, rates or _PROPORTIONAL, finished)
+    total = min(total, MAX_SECONDS)
     return DurationEstimate(total, f"{basis}; without {', '.join(left_out)}" if left_out else basis)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from bitmill_common.checkpoint import Checkpoint
-from bitmill_common.gguf_checkpoint import MAX_EXPERTS
+from bitmill_common.gguf_checkpoint import MAX_EXPERT_MATRICES, MAX_EXPERTS
 from bitmill_quantizer.recipes.patterns import REGEX_PREFIX
 
 # Decoder-only models whose quantizable weights are all Linear layers below `layers`, those of a mixture's experts among
@@ -42,7 +42,8 @@ _FUSED_GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("g
 
 OUTPUT_HEAD = "lm_head"
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
-_MAX_DECODER_LAYERS = 10_000
+MAX_DECODER_LAYERS = 10_000
+"""A hundred times those of any model; a configuration may count what it will."""
 _DECODER_LAYER = re.compile(r".*?\blayers\.(\d{1,9})\.")
 _LINEAR = re.compile(r"(?P<module>.*\blayers\.\d+\..+)\.weight")
 # All experts of a layer, and all three matrices of each, are one kernel's.
@@ -62,9 +63,12 @@ def linear_layers(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     Each expert's layers are there by themselves: "model.layers.0.mlp.experts.3.down_proj".
     """
     layers: dict[str, tuple[int, ...]] = {}
+    num_stacked = 0
     for name, tensor in checkpoint.tensors.items():
         if stacked := _STACKED_EXPERTS.fullmatch(name):
-            layers.update(_unstack(stacked["experts"], stacked["leaf"], tensor.shape))
+            num_stacked += tensor.shape[0] if tensor.shape else 0
+            if num_stacked <= MAX_EXPERT_MATRICES:
+                layers.update(_unstack(stacked["experts"], stacked["leaf"], tensor.shape))
             continue
         match = _LINEAR.fullmatch(name)
         if match and len(tensor.shape) == 2 and not _ROUTER.fullmatch(match["module"]):
@@ -75,7 +79,7 @@ def linear_layers(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 def missing_decoder_layers(checkpoint: Checkpoint) -> list[int]:
     """Returns the numbers of the decoder layers that config.json counts and of which there is no tensor."""
     count = checkpoint.config.get("num_hidden_layers")
-    if type(count) is not int or not 0 < count <= _MAX_DECODER_LAYERS:
+    if type(count) is not int or not 0 < count <= MAX_DECODER_LAYERS:
         return []
     present = {int(match[1]) for name in checkpoint.tensors if (match := _DECODER_LAYER.match(name))}
     return sorted(set(range(count)) - present)

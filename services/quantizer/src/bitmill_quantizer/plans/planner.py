@@ -26,6 +26,7 @@ from bitmill_quantizer.plans.estimates import Estimate, SchemeSize
 from bitmill_quantizer.plans.layers import linear_layers, row_name
 from bitmill_quantizer.plans.problems import Problem
 from bitmill_quantizer.plans.reference_rates import REFERENCES
+from bitmill_quantizer.plans.smoothing import smoothing_problems
 from bitmill_quantizer.plans.sources import open_source
 from bitmill_quantizer.plans.treatments import treat
 from bitmill_quantizer.ports import CostHistory, Engine, Host, Verifier
@@ -74,7 +75,9 @@ class Planner:
         """Plans what a caller asked for, however wrong it is. `UnavailableError` when the store cannot be reached."""
         spec, violations = specs.complete(draft)
         engine = draft.engine or DEFAULT_ENGINE
-        return self._plan(spec, engine, draft.source_uri, draft.calibration.uri, violations)
+        # As jobs will have it: a slash at the end does not make a directory of what ends as a GGUF file does.
+        source_uri = spec.source_uri if spec else draft.source_uri
+        return self._plan(spec, engine, source_uri, draft.calibration.uri, violations)
 
     def plan(self, spec: QuantizationSpec) -> Plan:
         """Plans a valid spec."""
@@ -114,10 +117,12 @@ class Planner:
         if engine in self.engines:
             problems += engine_checks.checkpoint_problems(engine, checkpoint)
         sizes = estimates.scheme_sizes(checkpoint, layers)
-        if spec is None:
-            return Plan(tuple(problems), spec, checkpoint, scheme_sizes=sizes)
+        slow = list(preflight.pattern_problems(layers, spec.recipe)) if spec else []
+        if spec is None or slow:
+            return Plan((*problems, *slow), spec, checkpoint, scheme_sizes=sizes)
         treated = treat(layers, spec.recipe)
         problems += treated.problems
+        problems += smoothing_problems(checkpoint, treated, spec.recipe)
         problems += preflight.budget_problems(checkpoint, layers, treated, spec.recipe)
         problems += preflight.length_problems(checkpoint, spec.calibration)
         device_memory = self.host.device_memory_bytes()

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from bitmill_common.checkpoint import Checkpoint
 from bitmill_common.recipes import Calibration, Recipe
 from bitmill_quantizer.plans.estimates import config_size, least_adaptive_bytes
 from bitmill_quantizer.plans.layer_sizes import weights_bytes_in_16_bits
-from bitmill_quantizer.plans.layers import ARCHITECTURES, missing_decoder_layers, non_float_tensors
+from bitmill_quantizer.plans.layers import ARCHITECTURES, MAX_DECODER_LAYERS, missing_decoder_layers, non_float_tensors
 from bitmill_quantizer.plans.problems import Problem, wrong_field
 from bitmill_quantizer.plans.treatments import AS_IT_IS, LayerTreatments, Shapes
-from bitmill_quantizer.recipes.specs import MIN_SEQUENCE_LENGTH
+from bitmill_quantizer.recipes.patterns import matching_steps
+
+# Of the configurations of all supported architectures, where they have them: none of them may be zero.
+_SIZES = (
+    "hidden_size",
+    "vocab_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+)
+_MAX_SHOWN = 20
+
+MAX_MATCHING_STEPS = 2 * 10**9
+"""About a quarter of a minute. Six patterns with three repetitions each, for the 18,000 layers of a large mixture."""
 
 
 def checkpoint_problems(checkpoint: Checkpoint, layers: Shapes) -> Iterator[Problem]:
@@ -33,13 +54,15 @@ def checkpoint_problems(checkpoint: Checkpoint, layers: Shapes) -> Iterator[Prob
             f"the checkpoint is quantized already (quant_method {method}); start from the original",
             metadata={"quant_method": method},
         )
-    for field in ("hidden_size", "vocab_size"):
-        if checkpoint.config.get(field) is not None and config_size(checkpoint, field) is None:
-            yield Problem("", "CONFIG_INVALID", f"the checkpoint's config.json has a {field} that is no size")
+    for field in _SIZES:
+        size = config_size(checkpoint, field)
+        is_absurd = field == "num_hidden_layers" and size is not None and size > MAX_DECODER_LAYERS
+        if checkpoint.config.get(field) is not None and (size is None or is_absurd):
+            yield Problem("", "CONFIG_INVALID", f"the checkpoint's configuration has a {field} that is no size")
     if not layers:
         yield Problem("", "NO_LINEAR_LAYERS", "the checkpoint has no Linear layer to quantize")
     elif missing := missing_decoder_layers(checkpoint):
-        numbers = ", ".join(map(str, missing))
+        numbers = ", ".join(map(str, missing[:_MAX_SHOWN])) + (", …" if len(missing) > _MAX_SHOWN else "")
         yield Problem(
             "",
             "LAYERS_MISSING",
@@ -58,14 +81,31 @@ def checkpoint_problems(checkpoint: Checkpoint, layers: Shapes) -> Iterator[Prob
 
 def length_problems(checkpoint: Checkpoint, calibration: Calibration) -> Iterator[Problem]:
     """Yields that samples are longer than what the model sees at once."""
-    context_length = checkpoint.config.get("max_position_embeddings")
+    context_length = config_size(checkpoint, "max_position_embeddings")
     length = calibration.max_sequence_length
-    if isinstance(context_length, int) and MIN_SEQUENCE_LENGTH <= context_length < length:
+    if context_length is not None and context_length < length:
         yield wrong_field(
             "spec.calibration.max_sequence_length",
             "EXCEEDS_CONTEXT_LENGTH",
             f"{length} is more than the model's context length of {context_length}",
         )
+
+
+def pattern_problems(layers: Shapes, recipe: Recipe) -> Iterator[Problem]:
+    """Yields that to match the recipe's patterns against the names of all layers could take minutes."""
+    lengths = Counter(map(len, layers))
+    for field, patterns in (
+        ("spec.recipe.ignore", recipe.ignore),
+        ("spec.recipe.rules", tuple(rule.pattern for rule in recipe.rules)),
+    ):
+        steps = sum(
+            count * matching_steps(pattern, length) for pattern in patterns for length, count in lengths.items()
+        )
+        if steps > MAX_MATCHING_STEPS:
+            text = (
+                f"would take too long for {len(layers)} layers: use fewer patterns, or fewer of *, + and {{}} in each"
+            )
+            yield wrong_field(field, "PATTERNS_TOO_SLOW", text)
 
 
 def budget_problems(

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bitmill_common.measurements import CalibrationUse, Evaluation, LayerLoss, ModuleResult, Sensitivity
-from bitmill_common.recipes import AdaptiveSearch, Calibration, Recipe, Scheme, Treatment
+from bitmill_common.json_fields import optional, take, take_count, take_number, take_rows, take_text_map
+from bitmill_common.manifest_measurements import parse_calibration_use, parse_module, parse_sensitivity
+from bitmill_common.measurements import Evaluation, LayerLoss, ModuleResult
+from bitmill_common.recipes import AdaptiveSearch, Calibration, Recipe, Treatment
 from bitmill_quantizer.ports import EvaluateOutcome, QuantizeOutcome
 
 Message = Mapping[str, Any]
@@ -61,65 +63,40 @@ def calibration_json(calibration: Calibration, path: Path | None) -> dict[str, o
 
 def parse_quantize_result(result: Message) -> QuantizeOutcome:
     """Reads the result of `quantize`."""
-    calibration = result["calibration"]
+    use = result["calibration"]
     return QuantizeOutcome(
-        versions={str(name): str(version) for name, version in result["versions"].items()},
-        num_quantized_modules=int(result["num_quantized_modules"]),
-        format=str(result["format"]),
-        calibration_use=None if calibration is None else _parse_calibration_use(calibration),
-        modules=tuple(_parse_module(each) for each in result["modules"]),
-        sensitivities=tuple(_parse_sensitivity(each) for each in result["sensitivities"]),
-        peak_memory_bytes=int(result.get("peak_memory_bytes", 0)),
-        peak_device_memory_bytes=int(result.get("peak_device_memory_bytes", 0)),
+        versions=take_text_map(result, "versions"),
+        num_quantized_modules=take_count(result, "num_quantized_modules", bits=32),
+        format=take(result, "format", str),
+        calibration_use=None if use is None else parse_calibration_use(use, take(use, "digest", str)),
+        modules=take_rows(result, "modules", _parse_module),
+        sensitivities=take_rows(result, "sensitivities", parse_sensitivity),
+        peak_memory_bytes=_peak(result, "peak_memory_bytes"),
+        peak_device_memory_bytes=_peak(result, "peak_device_memory_bytes"),
     )
 
 
-def _parse_calibration_use(value: Message) -> CalibrationUse:
-    return CalibrationUse(
-        digest=str(value["digest"]),
-        num_samples=int(value["num_samples"]),
-        num_tokens=int(value["num_tokens"]),
-        num_documents=int(value["num_documents"]),
-        uncalibrated_modules=tuple(str(name) for name in value["uncalibrated_modules"]),
-    )
+def _parse_module(value: Any) -> ModuleResult:
+    return parse_module({"remark": "", **value})
 
 
-def _parse_module(value: Message) -> ModuleResult:
-    loss, dampening_frac = value.get("loss"), value.get("dampening_frac")
-    return ModuleResult(
-        name=str(value["name"]),
-        scheme=Scheme(value["scheme"]),
-        group_size=int(value["group_size"]),
-        loss=None if loss is None else float(loss),
-        dampening_frac=None if dampening_frac is None else float(dampening_frac),
-        remark=str(value.get("remark", "")),
-    )
-
-
-def _parse_sensitivity(value: Message) -> Sensitivity:
-    return Sensitivity(
-        modules=tuple(str(name) for name in value["modules"]),
-        scheme=Scheme(value["scheme"]),
-        group_size=int(value["group_size"]),
-        kl_divergence=float(value["kl_divergence"]),
-        size_bytes=int(value["size_bytes"]),
-        chosen=bool(value["chosen"]),
-    )
+def _peak(result: Message, key: str) -> int:
+    return optional(result, key, lambda: take_count(result, key), 0)
 
 
 def parse_evaluate_result(result: Message) -> EvaluateOutcome:
     """Reads the result of `evaluate`."""
     evaluation = Evaluation(
-        source_perplexity=float(result["source_perplexity"]),
-        artifact_perplexity=float(result["artifact_perplexity"]),
-        mean_kl_divergence=float(result["mean_kl_divergence"]),
-        num_tokens=int(result["num_tokens"]),
-        p99_kl_divergence=float(result["p99_kl_divergence"]),
-        top1_agreement=float(result["top1_agreement"]),
-        layer_losses=tuple(
-            LayerLoss(str(each["layer"]), float(each["relative_error"])) for each in result["layer_losses"]
-        ),
+        source_perplexity=take_number(result, "source_perplexity"),
+        artifact_perplexity=take_number(result, "artifact_perplexity"),
+        mean_kl_divergence=take_number(result, "mean_kl_divergence"),
+        num_tokens=take_count(result, "num_tokens"),
+        p99_kl_divergence=take_number(result, "p99_kl_divergence"),
+        top1_agreement=take_number(result, "top1_agreement"),
+        layer_losses=take_rows(result, "layer_losses", _parse_layer_loss),
     )
-    return EvaluateOutcome(
-        evaluation, int(result.get("peak_memory_bytes", 0)), int(result.get("peak_device_memory_bytes", 0))
-    )
+    return EvaluateOutcome(evaluation, _peak(result, "peak_memory_bytes"), _peak(result, "peak_device_memory_bytes"))
+
+
+def _parse_layer_loss(value: object) -> LayerLoss:
+    return LayerLoss(take(value, "layer", str), take_number(value, "relative_error"))

@@ -5,6 +5,7 @@ engines/README.md describes the protocol.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
@@ -19,6 +20,8 @@ from typing import IO, Any, cast
 import structlog
 
 from bitmill_common.errors import FailedPreconditionError, InternalError
+from bitmill_common.json_fields import nullable, take_count, take_number
+from bitmill_common.safetensors import require_unicode
 from bitmill_quantizer.jobs.job import Progress
 from bitmill_quantizer.ports import JobControl
 
@@ -30,6 +33,11 @@ _TERM_GRACE_S = 2.0
 _EXIT_GRACE_S = 60.0
 _LOG_TAIL_BYTES = 4000
 _LOG_NAME = "engine.log"
+# A virtual environment whose own interpreter is gone, or a file that is no program.
+_NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
+# What the journal's columns hold.
+_COUNT_BITS = 63
+_MAX_UNIT_CHARACTERS = 16
 # The server's environment holds store keys, which an engine has no use for.
 _PASSED_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "XDG_CACHE_HOME")
 _PASSED_PREFIXES = (
@@ -61,8 +69,10 @@ class ProtocolProcess:
 
     def require_installed(self) -> None:
         """Raises `FailedPreconditionError` ENGINE_NOT_INSTALLED, which says how to install it."""
-        if not os.access(self._python, os.X_OK):
+        if not self._python.is_file():
             raise self._not_installed(f"there is no {self._python}")
+        if not os.access(self._python, os.X_OK):
+            raise self._not_installed(f"{self._python} may not be run")
 
     def _not_installed(self, cause: str) -> FailedPreconditionError:
         return FailedPreconditionError(
@@ -92,7 +102,9 @@ class ProtocolProcess:
         with _ended_with_its_group(process):
             for event in _events(process, control.check):
                 if event["event"] == "progress":
-                    control.report(_progress_of(event))
+                    with as_protocol_fault(self.name):
+                        progress = _progress_of(event)
+                    control.report(progress)
                 else:
                     last = event
             _wait_for_exit(process, _EXIT_GRACE_S, control.check)
@@ -110,8 +122,9 @@ class ProtocolProcess:
                 cwd=request_path.parent,
                 start_new_session=True,
             )
-        except (FileNotFoundError, PermissionError) as error:
-            # A virtual environment whose own interpreter is gone.
+        except OSError as error:
+            if error.errno not in _NO_PROGRAM:
+                raise
             raise self._not_installed(f"{self._python} cannot be run: {error.strerror}") from error
 
     def _result(self, status: int, last: Event | None, log_path: Path) -> Event:
@@ -119,7 +132,7 @@ class ProtocolProcess:
             raise FailedPreconditionError(
                 str(last.get("reason") or "ENGINE_FAILED"),
                 str(last.get("message") or "the engine failed and did not say why"),
-                {str(key): str(value) for key, value in dict(last.get("metadata") or {}).items()},
+                _metadata_of(last),
             )
         if status == 0 and last is not None:
             return last
@@ -140,11 +153,12 @@ class ProtocolProcess:
 
 @contextmanager
 def as_protocol_fault(name: str) -> Iterator[None]:
-    """Takes a result that lacks something for the program's fault: `InternalError` ENGINE_PROTOCOL."""
+    """Takes an event whose fields are not as agreed for the program's fault: `InternalError` ENGINE_PROTOCOL."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InternalError("ENGINE_PROTOCOL", f"the engine {name} sent a result that lacks {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        message = f"the engine {name} sent an event that the protocol does not allow: {error}"
+        raise InternalError("ENGINE_PROTOCOL", message) from error
 
 
 def _environment() -> dict[str, str]:
@@ -187,7 +201,8 @@ def _events(process: subprocess.Popen[bytes], check: Callable[[], None]) -> Iter
 def _parse_event(line: bytes) -> Event:
     try:
         event = json.loads(line)
-    except ValueError:
+        require_unicode(event)
+    except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict) or event.get("event") not in ("progress", "result", "error"):
         raise _protocol_error(f"sent a line that is no event: {line[:200]!r}")
@@ -195,13 +210,20 @@ def _parse_event(line: bytes) -> Event:
 
 
 def _progress_of(event: Event) -> Progress:
-    loss = event.get("loss")
+    def count(key: str) -> int:
+        return nullable(event, key, lambda: take_count(event, key, bits=_COUNT_BITS)) or 0
+
     return Progress(
-        completed=int(event.get("completed") or 0),
-        total=int(event.get("total") or 0),
-        unit=str(event.get("unit") or ""),
-        loss=None if loss is None else float(loss),
+        completed=count("completed"),
+        total=count("total"),
+        unit=str(event.get("unit") or "")[:_MAX_UNIT_CHARACTERS],
+        loss=nullable(event, "loss", lambda: take_number(event, "loss")),
     )
+
+
+def _metadata_of(event: Event) -> dict[str, str]:
+    metadata = event.get("metadata")
+    return {key: str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
 
 
 def _protocol_error(fault: str) -> InternalError:

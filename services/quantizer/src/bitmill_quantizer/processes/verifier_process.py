@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bitmill_common.artifact import DeviceSupport
+from bitmill_common.manifest_measurements import parse_verification
 from bitmill_common.measurements import Verification
 from bitmill_quantizer.ports import JobControl
 from bitmill_quantizer.processes.protocol_process import ProtocolProcess, as_protocol_fault
@@ -34,10 +35,4 @@ class VerifierProcess:
         }
         result = self._process.run(request, model_dir.parent, control)
         with as_protocol_fault(self.name):
-            return Verification(
-                text=str(result["text"]),
-                num_tokens=int(result["num_tokens"]),
-                device=str(result["device"]),
-                versions={str(name): str(version) for name, version in result["versions"].items()},
-                skipped=str(result["skipped"]),
-            )
+            return parse_verification(result)

@@ -23,6 +23,9 @@ from bitmill_quantizer.servicers.convert_recipe import (
 STATES: dict[JobState, quantization_job_pb2.JobState] = {
     state: getattr(quantization_job_pb2, f"JOB_STATE_{state.value}") for state in JobState
 }
+MAX_TEXT_CHARACTERS = 4000
+"""Of a plan's texts: a checkpoint may call its architecture what it will, and an answer must reach every client."""
+
 PHASES: dict[JobPhase, quantization_job_pb2.JobPhase] = {
     phase: getattr(quantization_job_pb2, f"JOB_PHASE_{phase.value}") for phase in JobPhase
 }
@@ -97,11 +100,11 @@ def plan_proto(
     checkpoint, estimate = plan.checkpoint, plan.estimate
     return quantizer_service_pb2.PlanQuantizationResponse(
         problems=[
-            quantizer_service_pb2.Problem(field=p.field, reason=p.reason, description=p.description)
+            quantizer_service_pb2.Problem(field=p.field, reason=p.reason, description=_cut(p.description))
             for p in plan.problems
         ],
         spec=spec_proto(plan.spec) if plan.spec else asked,
-        architecture=checkpoint.architecture if checkpoint else "",
+        architecture=_cut(checkpoint.architecture) if checkpoint else "",
         num_parameters=checkpoint.num_parameters if checkpoint else 0,
         source_size_bytes=checkpoint.size_bytes if checkpoint else 0,
         num_quantized_parameters=estimate.num_quantized_parameters if estimate else 0,
@@ -123,6 +126,10 @@ def plan_proto(
         ],
         skipped_modules=plan.skipped_modules,
     )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[:MAX_TEXT_CHARACTERS]}…"
 
 
 def _progress_proto(progress: Progress) -> quantization_job_pb2.JobProgress:

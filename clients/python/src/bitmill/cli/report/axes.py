@@ -43,8 +43,11 @@ def positions(label: str, count: int) -> Axis:
 
 
 def logarithmic(label: str, values: Iterable[float]) -> Axis:
-    """An axis for values that span decades. Zeros, which it cannot have, lie on its lower end, marked 0."""
-    known = list(values)
+    """An axis for values that span decades. Zeros, which it cannot have, lie on its lower end, marked 0.
+
+    It has no place for infinities and NaN, and is made without them.
+    """
+    known = list(filter(math.isfinite, values))
     positive = [value for value in known if value > 0]
     if not positive:
         return Axis(label, lambda _: 0.0, [(0.0, "0")])

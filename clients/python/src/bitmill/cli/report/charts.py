@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -159,6 +160,10 @@ def _plot(frame: Frame, horizontal: Axis, vertical: Axis, title: str, *marks: Ht
 
 
 def by_layer(values: Sequence[tuple[str, float]], unit: str, frame: Frame, title: str, vertical: Axis) -> Html:
-    """A value of each layer, in the model's order; `values` are names and values."""
-    marks = [Mark(index, value, f"{name}: {value:.4g} {unit}") for index, (name, value) in enumerate(values)]
+    """A value of each layer, in the model's order; `values` are names and values, of which finite ones are shown."""
+    marks = [
+        Mark(index, value, f"{name}: {value:.4g} {unit}")
+        for index, (name, value) in enumerate(values)
+        if math.isfinite(value)
+    ]
     return line(frame, axes.positions("decoder layer", len(values)), vertical, marks, title)

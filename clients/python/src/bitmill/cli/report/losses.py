@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from bitmill.artifact.v1.artifact_pb2 import Artifact, Evaluation
@@ -113,13 +114,15 @@ def _by_kind(modules: Sequence[ModuleResult]) -> dict[str, list[tuple[str, float
     return kinds
 
 
+def _is_comparable(artifact: Artifact) -> bool:
+    return artifact.evaluation.num_tokens > 0 and math.isfinite(artifact.evaluation.mean_kl_divergence)
+
+
 def siblings(artifact: Artifact, others: Sequence[Artifact]) -> Iterator[Html]:
     """Its size against its divergence among the artifacts of the same source."""
     yield element("h2", "Among its siblings")
-    family = sorted(
-        (each for each in [artifact, *others] if each.evaluation.num_tokens), key=lambda each: each.size_bytes
-    )
-    if not artifact.evaluation.num_tokens or len(family) == 1:
+    family = sorted(filter(_is_comparable, [artifact, *others]), key=lambda each: each.size_bytes)
+    if not _is_comparable(artifact) or len(family) == 1:
         yield element("p", "No other artifact of this source with an evaluation is known to the server.")
         return
     best = _best(family)

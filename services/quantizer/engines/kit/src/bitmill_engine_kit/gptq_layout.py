@@ -57,7 +57,11 @@ def _unsupported(field: str, message: str) -> EngineError:
 
 
 def write_config(source_dir: Path, model_dir: Path, quantization: Mapping[str, Any], dtype: str) -> None:
-    """Write config.json: the source's own, the data type that the weights have now, and how they are quantized."""
+    """Write config.json: the source's own, the data type that the weights have now, and how they are quantized.
+
+    A `damp_percent` of 1, which the readers of this layout refuse though they have no use for it, is left out.
+    """
+    quantization = {key: value for key, value in quantization.items() if (key, value) != ("damp_percent", 1)}
     config = json.loads((source_dir / "config.json").read_bytes())
     # Its name in transformers 4, where the source has that.
     key = "torch_dtype" if "torch_dtype" in config else "dtype"

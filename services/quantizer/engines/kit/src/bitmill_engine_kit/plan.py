@@ -32,6 +32,7 @@ _MULTIPLES = {
     "MXFP4A16": (16, 32),
 }
 _FP8_BLOCK_ROWS = 128
+_OUTPUT_HEAD = "lm_head"
 _EXPERT = re.compile(r"(?P<experts>.+\.experts)\.\d+\..+")
 
 
@@ -124,7 +125,7 @@ def _matching(shapes: Shapes, pattern: str, field: str) -> list[str]:
         message = f'"{pattern}" is not a regular expression: {error}'
         raise EngineError(f"{field}_INVALID", message, pattern=pattern) from error
     # The head is left alone anyway, and a model that names it otherwise, or ties it, has no lm_head.
-    if not found and not (field == "IGNORE" and pattern == "lm_head"):
+    if not found and not (field == "IGNORE" and matches(_OUTPUT_HEAD, pattern)):
         raise EngineError(f"{field}_MATCHES_NOTHING", f'"{pattern}" matches no Linear layer', pattern=pattern)
     return found
 

@@ -23,6 +23,8 @@ PACKINGS = ("CONCATENATE", TRUNCATE)
 PER_CHANNEL = -1
 FIXED_GROUP_SIZE = 0
 MIN_SEQUENCE_LENGTH = 16
+MAX_TEXT_CHARACTERS = 8000
+"""Of an error; a parent takes no lines of many megabytes."""
 
 
 class EngineError(Exception):
@@ -171,13 +173,20 @@ class EventWriter:
         self._write("result", result)
 
     def error(self, error: EngineError) -> None:
-        """End with a failure."""
-        self._write("error", {"reason": error.reason, "message": error.message, "metadata": error.metadata})
+        """End with a failure, of whose texts the beginning is told: a library's can hold all that it was given."""
+        metadata = {key: _beginning(value) for key, value in error.metadata.items()}
+        self._write("error", {"reason": error.reason, "message": _beginning(error.message), "metadata": metadata})
 
     def _write(self, event: str, fields: Mapping[str, Any]) -> None:
         # allow_nan=False: NaN is not JSON, and a parent would take the line for a crash.
-        self._stream.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
+        line = json.dumps({"event": event, **fields}, allow_nan=False, ensure_ascii=False)
+        # Half a surrogate pair, which a chat template may say back to its data, becomes a question mark.
+        self._stream.write(line.encode(errors="replace").decode() + "\n")
         self._stream.flush()
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[:MAX_TEXT_CHARACTERS]}…"
 
 
 def parse_request(data: bytes) -> Envelope:

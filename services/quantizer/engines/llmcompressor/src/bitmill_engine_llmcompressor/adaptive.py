@@ -65,8 +65,8 @@ def resolve(
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """Replace the treatment ADAPTIVE in a plan by what is chosen; also returns the rows of `sensitivities`.
 
-    Afterwards the model is as it was. Raises EngineError BUDGET_TOO_SMALL, naming the least that is possible, and
-    NOTHING_QUANTIZED for a budget that leaves every layer as it is.
+    Afterwards the model is as it was. Raises EngineError BUDGET_TOO_SMALL, naming the least that is possible,
+    NOTHING_QUANTIZED for a budget that leaves every layer as it is, UNSUPPORTED_RECIPE and NON_FINITE_ACTIVATIONS.
     """
     search = request.recipe.adaptive
     if search is None:
@@ -101,6 +101,8 @@ def find_groups(plan: Plan, model: PreTrainedModel, candidates: Sequence[Treatme
 
 
 def _as_planned(candidate: Treatment) -> Treatment:
+    if candidate.algorithm == "AWQ":
+        raise EngineError("UNSUPPORTED_RECIPE", "AWQ scales what is before a layer, so no layer can be measured alone")
     return AS_IT_IS if candidate.scheme == UNQUANTIZED else candidate
 
 

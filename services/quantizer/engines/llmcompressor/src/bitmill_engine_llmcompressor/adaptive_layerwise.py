@@ -15,10 +15,6 @@ from transformers import PreTrainedModel
 from bitmill_engine_kit.evaluation import CHUNK, decoder_layers, log_probabilities
 from bitmill_engine_llmcompressor.adaptive_rounding import InputRecorder, InputStatistics
 
-# The source's log-probabilities are kept from the first pass while they take no more than this; otherwise they are made
-# again for each comparison.
-KEPT_BYTES = 2 << 30
-
 
 @dataclass
 class _Sample:
@@ -37,17 +33,21 @@ class _Sample:
 class LayerwiseModel:
     """A causal language model that runs from any decoder layer on, for the samples that it is made with.
 
-    The first `num_measured` samples are those that losses are measured on; all of them show what layers read.
+    The first `num_measured` samples are those that losses are measured on, the others show what layers read, so that no
+    layer is rounded to fit the tokens that tell its loss; where there are no others, the same ones do. The source's
+    log-probabilities are kept if they take no more than `kept_bytes`, else made again for each comparison.
     """
 
-    def __init__(self, model: PreTrainedModel, samples: Sequence[Sequence[int]], num_measured: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, samples: Sequence[Sequence[int]], num_measured: int, kept_bytes: int
+    ) -> None:
         self.layers: dict[str, torch.nn.Module] = decoder_layers(model)
         """The decoder layers by name."""
         self._model = model
         self._samples = [self._run(ids, whole=number < num_measured) for number, ids in enumerate(samples)]
         measured = self._samples[:num_measured]
         vocabulary = model.get_output_embeddings().weight.shape[0]
-        if 4 * vocabulary * sum(sample.token_ids.shape[1] for sample in measured) <= KEPT_BYTES:
+        if 4 * vocabulary * sum(sample.token_ids.shape[1] for sample in measured) <= kept_bytes:
             for sample in measured:
                 sample.logprobs = list(self._logprobs(sample, sample.output))
         self._measured = measured
@@ -64,9 +64,15 @@ class LayerwiseModel:
         self, index: int, states: Sequence[torch.Tensor], linears: Mapping[str, torch.nn.Linear]
     ) -> tuple[dict[str, InputStatistics], list[torch.Tensor]]:
         """What Linear layers of a decoder layer read, and its output, for what it reads of each sample."""
+        measured = len(self._measured)
         with InputRecorder(linears) as recorder:
-            states = self.advance(index, states)
-        return recorder.statistics, states
+            shown = [
+                self._advance(index, sample, state)
+                for sample, state in zip(
+                    self._samples[measured:] or self._samples, states[measured:] or states, strict=True
+                )
+            ]
+        return recorder.statistics, [*self.advance(index, states[:measured]), *shown][: len(states)]
 
     def relative_error(self, index: int, states: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
         """What a decoder layer's output for the measured samples differs from what is expected: the mean over tokens of

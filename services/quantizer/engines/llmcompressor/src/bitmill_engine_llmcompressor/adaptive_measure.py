@@ -18,14 +18,16 @@ from bitmill_engine_llmcompressor.adaptive_rounding import InputStatistics, Roun
 from bitmill_engine_llmcompressor.checkpoints import device
 from bitmill_engine_llmcompressor.recipes import linear_layers
 
-TOKENS_PER_CHANNEL = 8
-"""Samples show what layers read until there are so many tokens for each of the widest layer's input channels: with few,
-GPTQ fits its rounding to the very tokens that the loss is then measured on."""
+TOKENS_PER_CHANNEL = 32
+"""Samples show what layers read until there are so many tokens for each of the widest layer's input channels. With few,
+GPTQ fits its rounding to them, and more so where fewer scales leave it less else to go by."""
 SATURATION = 1.0
 """Nats. A token that a change of one layer sends elsewhere has all its loss from any of them: beyond about a nat
 divergences no longer add up, and a few such tokens, of thousands, would outweigh the rest."""
 # Of the memory that is free: the rest is for activations, Hessians and logits.
 _USABLE_FRACTION = 0.5
+# Of what is free then, for the source's log-probabilities.
+_KEPT_FRACTION = 0.25
 
 Names = tuple[str, ...]
 
@@ -51,7 +53,8 @@ class Measuring:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(_moved(self._model, device(), self._memory_limit_bytes))
-            self._layerwise = LayerwiseModel(self._model, self._samples, self._num_measured)
+            kept_bytes = int(_KEPT_FRACTION * _free_bytes(self._model.device, self._memory_limit_bytes))
+            self._layerwise = LayerwiseModel(self._model, self._samples, self._num_measured, kept_bytes)
             self._closing = stack.pop_all()
         return self
 
@@ -147,8 +150,8 @@ def _samples_for(samples: Samples, channels: int, least: int) -> int:
     """How many samples show enough of what layers read."""
     tokens = 0
     for count, sample in enumerate(samples.token_ids, start=1):
-        tokens += len(sample)
-        if count >= least and tokens >= TOKENS_PER_CHANNEL * channels:
+        tokens += len(sample) if count > least else 0
+        if count > least and tokens >= TOKENS_PER_CHANNEL * channels:
             return count
     return len(samples.token_ids)
 
