@@ -152,7 +152,7 @@ def check_gptq_rounds_as_for_the_artifact() -> None:
         names = [f"model.layers.0.self_attn.{leaf}" for leaf in ("q_proj", "k_proj", "v_proj")]
         linears = {name: source.get_submodule(name) for name in names}
         with torch.no_grad():
-            layerwise = LayerwiseModel(source, _samples().token_ids, 1, 0)
+            layerwise = LayerwiseModel(source, _samples().token_ids, 6, 0)
             statistics, _ = layerwise.record(0, layerwise.inputs(), linears)
         rounding = Rounding("STATIC", 0.01, torch.float32)
         ours = rounding(linears, treatment, statistics)
@@ -376,7 +376,7 @@ def _compress(model: PreTrainedModel, recipe: Recipe, plan: Plan) -> None:
 
 def _statistics(model: PreTrainedModel, names: tuple[str, ...]) -> dict[str, Any]:
     with torch.no_grad():
-        layerwise = LayerwiseModel(model, _samples().token_ids, 1, 0)
+        layerwise = LayerwiseModel(model, _samples().token_ids, 4, 0)
         states = layerwise.inputs()
         for index, layer in enumerate(layerwise.layers):
             inside = {name: model.get_submodule(name) for name in names if name.startswith(f"{layer}.")}

@@ -12,24 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from bitmill_quantizer import __main__ as quantizer
-from bitmill_quantizer.jobs import pipeline
+from bitmill_quantizer.jobs import fetching, pipeline, publishing
 
 FUNCTIONS = {
-    "RESOLVE": "resolve",
-    "FETCH": "fetch",
-    "PREFLIGHT": "check",
-    "QUANTIZE": "quantize",
-    "EVALUATE": "evaluate",
-    "SAVE": "save",
-    "VERIFY": "verify",
-    "UPLOAD": "upload",
-    "PUBLISH": "publish",
+    "RESOLVE": (fetching, "resolve"),
+    "FETCH": (fetching, "fetch"),
+    "PREFLIGHT": (pipeline, "check"),
+    "QUANTIZE": (pipeline, "quantize"),
+    "EVALUATE": (pipeline, "evaluate"),
+    "SAVE": (publishing, "save"),
+    "VERIFY": (pipeline, "verify"),
+    "UPLOAD": (publishing, "upload"),
+    "PUBLISH": (publishing, "publish"),
 }
 
 
 def hold(phase: str, when: str, pipe: Path) -> None:
     """Replaces the phase's function by one that stops."""
-    work = getattr(pipeline, FUNCTIONS[phase])
+    module, name = FUNCTIONS[phase]
+    work = getattr(module, name)
 
     def held(*args: Any) -> Any:
         if when == "after":
@@ -37,7 +38,7 @@ def hold(phase: str, when: str, pipe: Path) -> None:
         pipe.open("w").close()
         threading.Event().wait()
 
-    setattr(pipeline, FUNCTIONS[phase], held)
+    setattr(module, name, held)
 
 
 def main() -> None:

@@ -64,15 +64,11 @@ class LayerwiseModel:
         self, index: int, states: Sequence[torch.Tensor], linears: Mapping[str, torch.nn.Linear]
     ) -> tuple[dict[str, InputStatistics], list[torch.Tensor]]:
         """What Linear layers of a decoder layer read, and its output, for what it reads of each sample."""
-        measured = len(self._measured)
+        measured = len(self._measured) if len(self._measured) < len(self._samples) else 0
+        first = self.advance(index, states[:measured])
         with InputRecorder(linears) as recorder:
-            shown = [
-                self._advance(index, sample, state)
-                for sample, state in zip(
-                    self._samples[measured:] or self._samples, states[measured:] or states, strict=True
-                )
-            ]
-        return recorder.statistics, [*self.advance(index, states[:measured]), *shown][: len(states)]
+            others = zip(self._samples[measured:], states[measured:], strict=True)
+            return recorder.statistics, first + [self._advance(index, sample, state) for sample, state in others]
 
     def relative_error(self, index: int, states: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
         """What a decoder layer's output for the measured samples differs from what is expected: the mean over tokens of
