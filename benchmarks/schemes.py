@@ -25,6 +25,7 @@ import local_servers
 from bitmill import InferenceClient, errors, recipes
 from bitmill.artifact.v1.recipe_pb2 import Scheme
 from bitmill.keywords import EngineKeywords
+from bitmill_common.manifest_recipe import recipe_to_json
 from bitmill_common.recipes import Calibration, Recipe
 from bitmill_quantizer.processes import engine_messages
 from bitmill_quantizer.recipes.recipe_rules import complete_recipe
@@ -96,7 +97,7 @@ def made(arguments: argparse.Namespace, scratch: Path, name: str) -> dict[str, A
         "operation": "quantize",
         "source_dir": str(arguments.checkpoint),
         "output_dir": str(model_dir),
-        "recipe": engine_messages.recipe_json(recipe),
+        "recipe": recipe_to_json(recipe),
         "calibration": engine_messages.calibration_json(CALIBRATION, None),
     }
     evaluate = {

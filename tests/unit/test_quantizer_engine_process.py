@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 
 from bitmill_common.errors import BitmillError, FailedPreconditionError, InternalError
+from bitmill_common.manifest_recipe import recipe_to_json
 from bitmill_common.measurements import CalibrationUse, Evaluation, LayerLoss, ModuleResult, Sensitivity
 from bitmill_common.recipes import Calibration, Recipe, Scheme
 from bitmill_engine_kit.protocol import QuantizeRequest, parse_request
@@ -181,7 +182,7 @@ def test_every_recipe_of_the_server_is_one_to_the_engine(draft: RecipeDraft) -> 
         "operation": "quantize",
         "source_dir": "/source",
         "output_dir": "/model",
-        "recipe": engine_messages.recipe_json(recipe),
+        "recipe": recipe_to_json(recipe),
         "calibration": engine_messages.calibration_json(Calibration(), None),
     }
     parsed = parse_request(json.dumps(request).encode()).request

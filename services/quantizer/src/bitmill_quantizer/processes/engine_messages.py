@@ -12,43 +12,10 @@ from typing import Any
 from bitmill_common.json_fields import optional, take, take_count, take_number, take_rows, take_text_map
 from bitmill_common.manifest_measurements import parse_calibration_use, parse_module, parse_sensitivity
 from bitmill_common.measurements import Evaluation, LayerLoss, ModuleResult
-from bitmill_common.recipes import AdaptiveSearch, Calibration, Recipe, Treatment
+from bitmill_common.recipes import Calibration
 from bitmill_quantizer.ports import EvaluateOutcome, QuantizeOutcome
 
 Message = Mapping[str, Any]
-
-
-def recipe_json(recipe: Recipe) -> dict[str, object]:
-    """Returns a recipe as an engine reads it."""
-    return {
-        **_treatment_json(recipe.treatment),
-        "activation_order": recipe.activation_order.value,
-        "ignore": list(recipe.ignore),
-        "rules": [{"pattern": rule.pattern, **_treatment_json(rule.treatment)} for rule in recipe.rules],
-        "kv_cache": recipe.kv_cache.value if recipe.kv_cache else None,
-        "smoothing_strength": recipe.smoothing_strength,
-        "dampening_frac": recipe.dampening_frac,
-        "seed": recipe.seed,
-        "adaptive": _adaptive_json(recipe.adaptive) if recipe.adaptive else None,
-    }
-
-
-def _treatment_json(treatment: Treatment) -> dict[str, object]:
-    return {
-        "scheme": treatment.scheme.value,
-        "algorithm": treatment.algorithm.value,
-        "group_size": treatment.group_size,
-        "symmetric": treatment.symmetric,
-    }
-
-
-def _adaptive_json(search: AdaptiveSearch) -> dict[str, object]:
-    return {
-        "candidates": [_treatment_json(candidate) for candidate in search.candidates],
-        "max_size_bytes": search.max_size_bytes,
-        "max_perplexity_ratio": search.max_perplexity_ratio,
-        "num_samples": search.num_samples,
-    }
 
 
 def calibration_json(calibration: Calibration, path: Path | None) -> dict[str, object]:

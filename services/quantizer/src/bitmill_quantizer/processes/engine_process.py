@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bitmill_common.manifest_recipe import recipe_to_json
 from bitmill_common.recipes import Calibration, Recipe
 from bitmill_quantizer.ports import EvaluateOutcome, JobControl, QuantizeOutcome
 from bitmill_quantizer.processes import engine_messages
@@ -38,7 +39,7 @@ class EngineProcess:
             "operation": "quantize",
             "source_dir": str(source_dir),
             "output_dir": str(output_dir),
-            "recipe": engine_messages.recipe_json(recipe),
+            "recipe": recipe_to_json(recipe),
             "calibration": engine_messages.calibration_json(calibration, calibration_path),
         }
         result = self._process.run(request, output_dir.parent, control)

@@ -25,6 +25,7 @@ from bitmill_engine_kit.hugging_face import (
     peak_device_memory_bytes,
     require_context,
     require_finite,
+    require_model_type,
 )
 from bitmill_engine_kit.plan import AS_IT_IS, Plan, plan_layers
 from bitmill_engine_kit.process import peak_memory_bytes
@@ -50,7 +51,7 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
     with readable_copy(request.source_dir) as source_dir:
         samples = build_samples(request.calibration, load_tokenizer(source_dir), request.recipe.seed)
         model = load_model(source_dir, dtype)
-    require_known(model)
+    require_model_type(model, MODEL_TYPES)
     require_context(model, samples.max_length)
     require_finite(model)
     plan = plan_layers(linear_shapes(model), request.recipe)
@@ -75,14 +76,6 @@ def require_cuda() -> None:
     """Raise EngineError DEVICE_MISSING without a GPU: AutoGPTQ rounds on CUDA only."""
     if not torch.cuda.is_available():
         raise EngineError("DEVICE_MISSING", "auto_gptq needs CUDA, and this host has none", device="cuda")
-
-
-def require_known(model: PreTrainedModel) -> None:
-    """Raise EngineError CHECKPOINT_UNSUPPORTED for a model that this engine does not do."""
-    model_type = model.config.model_type
-    if model_type not in MODEL_TYPES:
-        message = f'models of the type "{model_type}" are none of {", ".join(MODEL_TYPES)}'
-        raise EngineError("CHECKPOINT_UNSUPPORTED", message, model_type=model_type)
 
 
 def _round(model: PreTrainedModel, plan: Plan, samples: Samples, recipe: Recipe, report: RoundingReport) -> None:
@@ -130,19 +123,7 @@ def _save(model: PreTrainedModel, request: QuantizeRequest, dtype: str) -> None:
         if name in names or not (name.endswith(".bias") or name == "lm_head.weight")
     }
     save_torch_state_dict(tensors, request.output_dir, max_shard_size="5GB")
-    recipe, treatment = request.recipe, request.recipe.treatment
-    quantization = {
-        "bits": gptq_layout.BITS[treatment.scheme],
-        "group_size": treatment.group_size,
-        "damp_percent": recipe.dampening_frac,
-        # The groups are those of the stored order, whatever order the columns were rounded in.
-        "desc_act": False,
-        "static_groups": recipe.activation_order == "STATIC",
-        "sym": treatment.symmetric,
-        "true_sequential": True,
-        "lm_head": False,
-        "checkpoint_format": "gptq",
-    }
+    quantization = gptq_layout.quantization_config(request.recipe)
     gptq_layout.write_config(request.source_dir, request.output_dir, quantization, dtype)
     copy_companions(request.source_dir, request.output_dir)
 

@@ -24,10 +24,11 @@ from bitmill_engine_kit.hugging_face import (
     peak_device_memory_bytes,
     require_context,
     require_finite,
+    require_model_type,
 )
 from bitmill_engine_kit.plan import Plan, plan_layers
 from bitmill_engine_kit.process import peak_memory_bytes
-from bitmill_engine_kit.protocol import EngineError, EventWriter, QuantizeRequest, Recipe
+from bitmill_engine_kit.protocol import EventWriter, QuantizeRequest, Recipe
 from bitmill_engine_kit.rounding import RoundingReport
 from bitmill_engine_kit.saved_model import copy_companions, count_quantized_layers, keep_only_weights, require_empty
 
@@ -57,7 +58,7 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
     samples = build_samples(request.calibration, load_tokenizer(request.source_dir), request.recipe.seed)
     dtype = gptq_layout.dtype_of(request.source_dir)
     model = load_model(request.source_dir, dtype)
-    require_known(model)
+    require_model_type(model, MODEL_TYPES)
     require_context(model, samples.max_length)
     require_finite(model)
     plan = plan_layers(linear_shapes(model), request.recipe)
@@ -76,14 +77,6 @@ def quantize(request: QuantizeRequest, events: EventWriter) -> dict[str, Any]:
         "peak_memory_bytes": peak_memory_bytes(),
         "peak_device_memory_bytes": peak_device_memory_bytes(),
     }
-
-
-def require_known(model: PreTrainedModel) -> None:
-    """Raise EngineError CHECKPOINT_UNSUPPORTED for a model that this engine does not do."""
-    model_type = model.config.model_type
-    if model_type not in MODEL_TYPES:
-        message = f'models of the type "{model_type}" are none of {", ".join(MODEL_TYPES)}'
-        raise EngineError("CHECKPOINT_UNSUPPORTED", message, model_type=model_type)
 
 
 def _round(
@@ -125,19 +118,7 @@ def _save(rounded: Any, plan: Plan, request: QuantizeRequest, dtype: str) -> Non
     request.output_dir.mkdir(parents=True, exist_ok=True)
     rounded.save_quantized(str(request.output_dir), max_shard_size="5GB")
     keep_only_weights(request.output_dir)
-    recipe, treatment = request.recipe, request.recipe.treatment
-    quantization = {
-        "bits": gptq_layout.BITS[treatment.scheme],
-        "group_size": treatment.group_size,
-        "damp_percent": recipe.dampening_frac,
-        # The groups are those of the stored order, whatever order the columns were rounded in.
-        "desc_act": False,
-        "static_groups": recipe.activation_order == "STATIC",
-        "sym": treatment.symmetric,
-        "true_sequential": True,
-        "lm_head": False,
-        "checkpoint_format": "gptq",
-        "dynamic": gptq_layout.dynamic_rules(plan, recipe),
-    }
+    rules = {"dynamic": gptq_layout.dynamic_rules(plan, request.recipe)}
+    quantization = gptq_layout.quantization_config(request.recipe) | rules
     gptq_layout.write_config(request.source_dir, request.output_dir, quantization, dtype)
     copy_companions(request.source_dir, request.output_dir)

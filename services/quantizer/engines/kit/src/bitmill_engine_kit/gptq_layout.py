@@ -94,3 +94,20 @@ def dynamic_rules(plan: Plan, recipe: Recipe) -> dict[str, dict[str, int]]:
         else:
             rules[f"+:{pattern}"] = {"bits": BITS[treatment.scheme], "group_size": treatment.group_size}
     return rules
+
+
+def quantization_config(recipe: Recipe) -> dict[str, Any]:
+    """How the layers are stored, as config.json says it."""
+    treatment = recipe.treatment
+    return {
+        "bits": BITS[treatment.scheme],
+        "group_size": treatment.group_size,
+        "damp_percent": recipe.dampening_frac,
+        # The groups are those of the stored order, whatever order the columns were rounded in.
+        "desc_act": False,
+        "static_groups": recipe.activation_order == "STATIC",
+        "sym": treatment.symmetric,
+        "true_sequential": True,
+        "lm_head": False,
+        "checkpoint_format": "gptq",
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +83,11 @@ def device() -> torch.device:
 def peak_device_memory_bytes() -> int:
     """The most memory of the GPU that this process has held so far; 0 without one."""
     return torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
+
+
+def require_model_type(model: PreTrainedModel, known: Sequence[str]) -> None:
+    """Raise EngineError CHECKPOINT_UNSUPPORTED for a model of a type that an engine does not do."""
+    model_type = model.config.model_type
+    if model_type not in known:
+        message = f'models of the type "{model_type}" are none of {", ".join(known)}'
+        raise EngineError("CHECKPOINT_UNSUPPORTED", message, model_type=model_type)

@@ -107,8 +107,6 @@ class QuantizeRequest:
     output_dir: Path
     recipe: Recipe
     calibration: Calibration
-    memory_limit_bytes: int | None = None
-    """What the process may hold in all; None: what the host has."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,6 @@ def _parse_quantize(fields: "_Fields") -> QuantizeRequest:
         output_dir=Path(fields.text("output_dir")).absolute(),
         recipe=_parse_recipe(fields.group("recipe")),
         calibration=_parse_calibration(fields.group("calibration")),
-        memory_limit_bytes=fields.optional("memory_limit_bytes", lambda name: fields.integer(name, minimum=1)),
     )
 
 

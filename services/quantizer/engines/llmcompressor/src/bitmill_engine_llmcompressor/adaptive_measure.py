@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from bitmill_engine_kit.calibration import Samples
 from bitmill_engine_kit.plan import AS_IT_IS
-from bitmill_engine_kit.process import peak_memory_bytes
 from bitmill_engine_kit.protocol import QuantizeRequest, Treatment
 from bitmill_engine_llmcompressor.adaptive_layerwise import LayerwiseModel, replaced
 from bitmill_engine_llmcompressor.adaptive_rounding import InputStatistics, Rounding
@@ -46,14 +45,13 @@ class Measuring:
         channels = max(linear.in_features for linear in self._linears.values())
         self._samples = samples.token_ids[: _samples_for(samples, channels, num_measured)]
         self._num_measured = num_measured
-        self._memory_limit_bytes = request.memory_limit_bytes
         self._closing = contextlib.ExitStack()
 
     def __enter__(self) -> Measuring:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_moved(self._model, device(), self._memory_limit_bytes))
-            kept_bytes = int(_KEPT_FRACTION * _free_bytes(self._model.device, self._memory_limit_bytes))
+            stack.enter_context(_moved(self._model, device()))
+            kept_bytes = int(_KEPT_FRACTION * _free_bytes(self._model.device))
             self._layerwise = LayerwiseModel(self._model, self._samples, self._num_measured, kept_bytes)
             self._closing = stack.pop_all()
         return self
@@ -157,11 +155,11 @@ def _samples_for(samples: Samples, channels: int, least: int) -> int:
 
 
 @contextlib.contextmanager
-def _moved(model: PreTrainedModel, to: torch.device, memory_limit_bytes: int | None) -> Iterator[None]:
+def _moved(model: PreTrainedModel, to: torch.device) -> Iterator[None]:
     """Within it the model is on the device, and its weights are float32, each if it fits."""
     home, types = model.device, {parameter: parameter.dtype for parameter in model.parameters()}
     elements = sum(parameter.numel() for parameter in types)
-    room = int(_USABLE_FRACTION * _free_bytes(to, memory_limit_bytes))
+    room = int(_USABLE_FRACTION * _free_bytes(to))
     if 2 * elements <= room:
         model.to(to)
     if 4 * elements <= room:
@@ -180,8 +178,7 @@ def _moved(model: PreTrainedModel, to: torch.device, memory_limit_bytes: int | N
         model.to(home)
 
 
-def _free_bytes(where: torch.device, memory_limit_bytes: int | None) -> int:
+def _free_bytes(where: torch.device) -> int:
     if where.type == "cuda":
         return int(torch.cuda.mem_get_info(where)[0])
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return pages if memory_limit_bytes is None else min(pages, memory_limit_bytes - peak_memory_bytes())
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
